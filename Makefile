@@ -1,0 +1,68 @@
+# The front door: each target is a line or two over CMake presets and the scripts in tools/.
+# `make` alone explains them.
+
+.DEFAULT_GOAL := help
+.PHONY: help build run check bench chat install clean
+
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+PREFIX ?= /usr/local
+BIN := build/ringfence
+# A first configuration picks Ninja where it is; an existing build folder keeps what it has.
+ifneq ($(shell command -v ninja 2>/dev/null),)
+export CMAKE_GENERATOR ?= Ninja
+endif
+
+help:
+	@echo "ringfence: language models in planned memory"
+	@echo
+	@echo "  make build    compile the release command: $(BIN)"
+	@echo "  make run      plan, run and check the embedded story model"
+	@echo "  make chat     talk to SmolLM2-135M-Instruct (fetched once, 94 MiB);"
+	@echo "                CHAT=\"a question\" asks that one question and ends"
+	@echo "  make bench    speed of the embedded model and of SmolLM2, with comparisons"
+	@echo "  make check    every rule and test: release, sanitizers, 64-bit ARM under emulation"
+	@echo "  make install  into PREFIX ($(PREFIX)); DESTDIR is respected"
+	@echo "  make clean    remove the build folders (not the models, not .venv)"
+	@echo
+	@echo "What is missing is installed by tools/bootstrap; JOBS=$(JOBS) compile at a time."
+
+build:
+	@tools/bootstrap --build
+	@cmake --preset release > build.log 2>&1 || { cat build.log; rm -f build.log; exit 1; }
+	@rm -f build.log
+	@cmake --build build --target commands -j $(JOBS)
+
+run: build
+	@printf '\n== the plan, from the header alone: ringfence plan\n'
+	@$(BIN) plan
+	@printf '\n== 100 tokens: ringfence run -p "Once upon a time" -n 100 --temp 0\n'
+	@$(BIN) run -p "Once upon a time" -n 100 --temp 0
+	@printf '\n== planned against taken against resident: ringfence check\n'
+	@$(BIN) check
+
+# Without a terminal there is nobody to ask, so one question is asked instead.
+chat: build
+	@tools/bootstrap --model
+	@model=$$(tools/fetch-model smollm2-135m) || exit $$?; \
+	if [ -n "$$CHAT" ]; then $(BIN) chat "$$model" -p "$$CHAT"; \
+	elif [ -t 0 ]; then $(BIN) chat "$$model"; \
+	else $(BIN) chat "$$model" -p "What is the capital of France?"; fi
+
+bench: build
+	@tools/bootstrap --model
+	@printf '\n== the embedded story model\n'
+	@$(BIN) bench
+	@model=$$(tools/fetch-model smollm2-135m) || exit $$?; \
+	printf '\n== SmolLM2-135M-Instruct\n'; $(BIN) bench "$$model"
+	@if [ -x bench/run ]; then printf '\n== comparisons: bench/run\n'; bench/run; fi
+
+check:
+	@tools/bootstrap --check
+	@python3 tools/check-all --jobs $(JOBS)
+
+install: build
+	@cmake --build build --target ringfence_shared ringfence ringfence-cli -j $(JOBS) > /dev/null
+	@cmake --install build --prefix $(PREFIX)
+
+clean:
+	rm -rf build build-dev build-asan build-tsan build-arm64
