@@ -21,6 +21,7 @@ help:
 	@echo "                CHAT=\"a question\" asks that one question and ends"
 	@echo "  make bench    speed of the embedded model and of SmolLM2, with comparisons"
 	@echo "  make check    every rule and test: release, sanitizers, 64-bit ARM under emulation"
+	@echo "                SUITES=release (asan, tsan, arm64) runs a part"
 	@echo "  make install  into PREFIX ($(PREFIX)); DESTDIR is respected"
 	@echo "  make clean    remove the build folders (not the models, not .venv)"
 	@echo
@@ -58,7 +59,7 @@ bench: build
 
 check:
 	@tools/bootstrap --check
-	@python3 tools/check-all --jobs $(JOBS)
+	@python3 tools/check-all --jobs $(JOBS) $(if $(SUITES),--suites $(SUITES))
 
 install: build
 	@cmake --build build --target ringfence_shared ringfence ringfence-cli -j $(JOBS) > /dev/null
