@@ -1,0 +1,88 @@
+/* ringfence/kv.h: the KV store: a ring of keys and values for each slot, preallocated.
+ *
+ * Usable alone with memory.h. The rows of the plan come from rf_kv_plan; the store is opened on a
+ * MODEL scope (regions kv.layers[i].k and kv.layers[i].v), and from then on appending takes no
+ * memory. Bytes lie as [slot][kv_head][position][row]; rows of one head are contiguous.
+ */
+#ifndef RINGFENCE_KV_H
+#define RINGFENCE_KV_H
+
+#include <ringfence/memory.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct rf_kv_layer { /* geometry of one layer */
+    uint32_t kv_heads; /* 0: this layer keeps nothing */
+    uint32_t k_width;  /* elements of one head's key; multiple of 8 */
+    uint32_t v_width;
+    uint32_t window;   /* 0: all positions */
+    const char *k_format; /* "f32", "f16" */
+    const char *v_format;
+} rf_kv_layer;
+
+typedef struct rf_kv_config {
+    const rf_kv_layer *layers; /* borrowed while a function runs; the store copies what it needs */
+    uint32_t layer_count;
+    uint32_t slots;
+    uint64_t capacity; /* positions of each slot */
+    uint32_t chunk;    /* most tokens of one append */
+} rf_kv_config;
+
+typedef struct rf_kv rf_kv;
+
+/* Appends the rows kv.layers[i].k / .v, and "kv.state" for the store's own bookkeeping, to the
+ * plan. Errors: RF_ERR_USAGE naming what is wrong (unknown format: the known ones are listed). */
+RF_API rf_status rf_kv_plan(rf_plan *plan, const rf_kv_config *config, rf_error *err);
+
+/* Opens the store in the regions that rf_kv_plan planned; *out lies in the region kv.state and is
+ * valid until the scope is closed. With scope NULL the store reserves its own memory (AMBIENT),
+ * emits no event, and rf_kv_close gives it back. */
+RF_API rf_status rf_kv_open(rf_scope *scope, const rf_kv_config *config, rf_kv **out,
+                            rf_error *err);
+RF_API void rf_kv_close(rf_kv *kv);
+
+/* Bytes of all rings: the plan's KV line. */
+RF_API uint64_t rf_kv_preallocated_bytes(const rf_kv *kv);
+RF_API uint64_t rf_kv_capacity(const rf_kv *kv);
+
+/* Appends count tokens of one layer behind what the slot has, rows as f32: token t, head h at
+ * keys + t * key_stride + h * k_width (strides in floats). The layer can attend to them at once;
+ * the slot advances at commit. A layer is appended at most once between commits, all layers with
+ * the same count. Errors: RF_ERR_USAGE (order, count, a full slot), RF_ERR_RUNTIME (a value that
+ * is not finite): the ring is then as it was. */
+RF_API rf_status rf_kv_append(rf_kv *kv, uint32_t slot, uint32_t layer, const float *keys,
+                              uint64_t key_stride, const float *values, uint64_t value_stride,
+                              uint32_t count, rf_error *err);
+/* Makes what was appended part of the sequence. RF_ERR_USAGE when a layer is missing. */
+RF_API rf_status rf_kv_commit(rf_kv *kv, uint32_t slot, rf_error *err);
+/* Forgets what was appended since the last commit. */
+RF_API void rf_kv_abort(rf_kv *kv, uint32_t slot);
+/* Committed positions of the slot (absolute: the next position). */
+RF_API uint64_t rf_kv_length(const rf_kv *kv, uint32_t slot);
+/* Forgets positions >= length; O(1). RF_ERR_USAGE when length is beyond the slot's. */
+RF_API rf_status rf_kv_truncate(rf_kv *kv, uint32_t slot, uint64_t length, rf_error *err);
+RF_API void rf_kv_clear(rf_kv *kv, uint32_t slot);
+
+typedef enum rf_kv_side { RF_KV_K, RF_KV_V } rf_kv_side;
+
+typedef struct rf_kv_run { /* rows of one head that lie behind each other */
+    uint64_t first_position;
+    uint64_t count;
+    const void *rows; /* borrowed; valid until the positions are overwritten */
+} rf_kv_run;
+#define RF_KV_RUNS_MAX 4u
+
+/* The positions [from, to) of a head as the runs that they physically are, ascending; appended
+ * and not yet committed positions count. Returns the number of runs; 0 when empty or out of
+ * range. Zero copy. */
+RF_API uint32_t rf_kv_window(const rf_kv *kv, uint32_t slot, uint32_t layer, uint32_t head,
+                             rf_kv_side side, uint64_t from, uint64_t to,
+                             rf_kv_run runs[RF_KV_RUNS_MAX]);
+RF_API uint64_t rf_kv_row_bytes(const rf_kv *kv, uint32_t layer, rf_kv_side side);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

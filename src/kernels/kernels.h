@@ -1,0 +1,176 @@
+/* kernels/kernels.h: the contract of the kernels: a function table, and what each slot computes.
+ *
+ * A kernel gets pointers and sizes, and works on them. It cannot name a scope, so it cannot
+ * allocate; it checks nothing, because its caller did when the model was opened. Scalar entries
+ * fill the whole table and are the definition; the entries of an instruction set overlay it.
+ *
+ * One order of summation for every entry of a format (design, rule 7):
+ *   quantised weights x integer activations: exact integers inside a fold (fold_elements of the
+ *     format), then acc = fma(weight_scale * activation_scale, (float)sum, acc) per fold in
+ *     ascending k, and, for formats with a minimum, after the folds of each activation block
+ *     acc = fma(-weight_min * activation_scale, (float)min_sum, acc) (q4_1, q5_1: + weight_min);
+ *     the products of two scales are rounded to float before the fma;
+ *   float weights x float activations: 16 lanes, lane l sums k = l, l + 16, ... with fma in
+ *     ascending k from 0, then the lanes are added 8, 4, 2, 1 apart (lane l += lane l + 8; ...).
+ * So a row's result does not depend on how many tokens, rows or workers go with it, nor on the
+ * instruction set. acc starts at +0.
+ */
+#ifndef RF_KERNELS_H
+#define RF_KERNELS_H
+
+#include "format/format.h"
+
+/* ---- instruction sets -------------------------------------------------------------------- */
+
+typedef enum rf_cpu_set { /* a mask */
+    RF_CPU_SCALAR = 0,
+    RF_CPU_AVX2 = 1,    /* AVX2, FMA, F16C, BMI2 */
+    RF_CPU_AVX512 = 2,  /* F, BW, VL, DQ, VNNI, BF16 */
+    RF_CPU_NEON = 4,    /* dotprod, i8mm */
+    RF_CPU_ALL = 0xFFFF
+} rf_cpu_set;
+
+uint32_t rf_cpu_detect(void);                   /* mask of what this machine has */
+const char *rf_cpu_name(uint32_t single_set);   /* "scalar", "avx2", ... */
+bool rf_cpu_parse(const char *text, uint32_t *mask); /* "avx2", "scalar", "all", "avx2,avx512" */
+
+/* ---- activations ------------------------------------------------------------------------- */
+
+/* How the input of a matmul is held: f32 for float weights; for quantised weights integers with
+ * one scale per block and the sums of each 16. int16 is near exact: at least 14 bits (blocks of
+ * 256: |q| <= 8191; blocks of 32: |q| <= 32767), int8 is faster where arithmetic is the bound. */
+typedef enum rf_act { RF_ACT_F32, RF_ACT_INT16, RF_ACT_INT8, RF_ACT_COUNT } rf_act;
+
+/* One packed token:   q[k] | scale[k / block] f32 | sums[k / 16] i32, each part 64-aligned.
+ * f32:                x[k padded with zeros to a multiple of 16]. */
+typedef struct rf_act_layout {
+    rf_act act;
+    uint32_t k;
+    uint32_t block; /* 256 for the K formats, 32 for the others; 0 for f32 */
+    uint64_t scale_offset;
+    uint64_t sum_offset;
+    uint64_t row_bytes; /* multiple of 64 */
+} rf_act_layout;
+
+/* Which activations a weight format takes when the option asks for `wanted`. */
+rf_act rf_act_for(rf_format weight, rf_act wanted);
+rf_act_layout rf_act_layout_of(rf_act act, rf_format weight, uint32_t k);
+/* Two layouts that are equal can share one packed input. */
+bool rf_act_layout_equal(const rf_act_layout *a, const rf_act_layout *b);
+
+/* scale = amax / limit per block, q = round to nearest even (x / scale, computed as x * (limit /
+ * amax)); a block of zeros has scale 0. Same bits in every entry. */
+typedef void (*rf_pack_fn)(const rf_act_layout *layout, const float *x, void *packed);
+
+/* ---- matmul ------------------------------------------------------------------------------ */
+
+/* out[t * out_stride + r] = sum over k of weight[r][k] * act[t][k], for rows [first, last) and
+ * every token t; with accumulate it is added to what out holds. tokens (may be NULL) lists which
+ * rows of act and out take part (experts); then t runs over that list. */
+typedef struct rf_matmul {
+    const uint8_t *weight;
+    uint64_t weight_row_bytes;
+    uint32_t k;
+    rf_format format;
+    rf_act_layout layout;
+    const uint8_t *act; /* packed rows, layout.row_bytes apart */
+    const uint32_t *tokens;
+    uint32_t token_count;
+    float *out;
+    uint64_t out_stride; /* in floats */
+    bool accumulate;
+} rf_matmul;
+
+/* scratch: rf_matmul_scratch_bytes(k) bytes of the worker, 64-aligned, contents free on return. */
+typedef void (*rf_matmul_fn)(const rf_matmul *job, uint32_t first_row, uint32_t last_row,
+                             void *scratch);
+uint64_t rf_matmul_scratch_bytes(uint32_t k);
+#define RF_MATMUL_TILE_ROWS 32u /* pieces of work are multiples of this, the last one apart */
+
+/* ---- the rest of a step ------------------------------------------------------------------ */
+
+/* out[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]; the sum in 16 lanes as above. */
+typedef void (*rf_rms_norm_fn)(const float *x, const float *weight, float *out, uint32_t n,
+                               float eps);
+/* Rotates pairs of one head in place by table[pairs][2] = {cos, sin}; pairs * 2 <= the head's
+ * width. interleaved: pair i is x[2i], x[2i+1] (llama); else x[i], x[i + pairs] (neox). */
+typedef void (*rf_rope_fn)(float *head, const float *table, uint32_t pairs, bool interleaved);
+/* out[i] = silu(gate[i]) * up[i]; out may be gate. */
+typedef void (*rf_swiglu_fn)(const float *gate, const float *up, float *out, uint32_t n);
+/* x[i] = exp(x[i]), relative error <= 2e-7 (stated and tested), exp(-inf) = 0. Same bits in every
+ * entry. */
+typedef void (*rf_exp_fn)(float *x, uint32_t n);
+/* The index of the largest value; the first of equals; NaN never wins. */
+typedef uint32_t (*rf_argmax_fn)(const float *x, uint32_t n);
+
+/* Encodes or decodes one row of a KV format. encode: to nearest even. */
+typedef void (*rf_kv_encode_fn)(const float *values, void *row, uint32_t n);
+typedef void (*rf_kv_decode_fn)(const void *row, float *values, uint32_t n);
+
+/* One block of at most RF_ATTEND_BLOCK positions of one KV head, for query_count queries that
+ * share it (heads of its group, tokens of a chunk): online softmax. Query i sees the positions
+ * [visible[i].first, visible[i].last) of the block (may be none). Its state is {max, sum} in
+ * state[i * 2] and the weighted sum of V in out[i * out_stride].
+ *   s_j = (q . k_j) * scale, the dot in 16 lanes as above; m' = max(max, s_j...);
+ *   c = exp(max - m'); p_j = exp(s_j - m'); sum = sum * c + (p summed in 16 lanes over j);
+ *   out = out * c + sum of p_j v_j, fma in ascending j.
+ * A query that has seen nothing has max = -inf, sum = 0, out = 0. k and v are decoded f32 rows,
+ * contiguous [count][width]; scores is scratch of RF_ATTEND_BLOCK floats. */
+#define RF_ATTEND_BLOCK 64u
+typedef struct rf_attend_range {
+    uint32_t first, last;
+} rf_attend_range;
+typedef struct rf_attend {
+    const float *q; /* query i at q + i * q_stride */
+    uint64_t q_stride;
+    uint32_t query_count;
+    const rf_attend_range *visible;
+    const float *k; /* [count][k_width], widths are multiples of 8 */
+    const float *v; /* [count][v_width] */
+    uint32_t count, k_width, v_width;
+    float scale;
+    float *state;
+    float *out;
+    uint64_t out_stride;
+    float *scores;
+} rf_attend;
+typedef void (*rf_attend_fn)(const rf_attend *job);
+
+/* ---- the table --------------------------------------------------------------------------- */
+
+typedef struct rf_kernel_entry { /* which file serves a slot, for `ringfence kernels` */
+    uint32_t cpu;
+    const char *file;
+} rf_kernel_entry;
+
+typedef struct rf_kernels {
+    rf_pack_fn pack[RF_ACT_COUNT];
+    rf_matmul_fn matmul[RF_FORMAT_FILE_COUNT][RF_ACT_COUNT]; /* NULL: the format is not served */
+    rf_rms_norm_fn rms_norm;
+    rf_rope_fn rope;
+    rf_swiglu_fn swiglu;
+    rf_exp_fn exp;
+    rf_argmax_fn argmax;
+    rf_kv_encode_fn kv_encode[RF_FORMAT_FILE_COUNT]; /* f32, f16 now */
+    rf_kv_decode_fn kv_decode[RF_FORMAT_FILE_COUNT];
+    rf_attend_fn attend;
+    rf_kernel_entry matmul_entry[RF_FORMAT_FILE_COUNT][RF_ACT_COUNT];
+    rf_kernel_entry vector_entry;
+    rf_kernel_entry attend_entry;
+    uint32_t cpu; /* the mask that filled it */
+} rf_kernels;
+
+/* Fills the table for the sets in mask that the machine has. Scalar first, then overlays. */
+void rf_kernels_pick(rf_kernels *kernels, uint32_t cpu_mask);
+void rf_kernels_scalar(rf_kernels *kernels);
+#if defined(__x86_64__)
+void rf_kernels_avx2(rf_kernels *kernels);
+#endif
+
+/* cos and sin of angle (double, any size below 2^40), rounded to float; own code. */
+void rf_sin_cos(double angle, float *sine, float *cosine);
+/* Natural logarithm and exponential in double, own code, relative error <= 1e-14. */
+double rf_exp_f64(double x);
+double rf_log_f64(double x);
+
+#endif
