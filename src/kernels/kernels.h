@@ -5,15 +5,18 @@
  * fill the whole table and are the definition; the entries of an instruction set overlay it.
  *
  * One order of summation for every entry of a format (design, rule 7):
- *   quantised weights x integer activations: exact integers inside a fold (fold_elements of the
- *     format), then acc = fma(weight_scale * activation_scale, (float)sum, acc) per fold in
- *     ascending k, and, for formats with a minimum, after the folds of each activation block
- *     acc = fma(-weight_min * activation_scale, (float)min_sum, acc) (q4_1, q5_1: + weight_min);
- *     the products of two scales are rounded to float before the fma;
+ *   quantised weights x integer activations: exact integers inside a fold (quant.h has each
+ *     format's fold and why it fits 32 bits). Fold f of a row belongs to lane f mod 8:
+ *       lane = fma(weight_scale * activation_scale, (float)sum, lane), and then, for formats with
+ *       a minimum, lane = fma(weight_min * activation_scale, (float)min_sum, lane), where min_sum
+ *       is the exact sum over the fold's sub-blocks of minimum code * sum of activations, and
+ *       weight_min is -dmin (q4_1, q5_1: +m, code 1); the product of two scales is rounded to
+ *       float before the fma. Lanes start at +0 and are added 4, 2, 1 apart at the end
+ *       (lane l += lane l + 4; ...). Eight lanes, because one chain of fma would bound decode;
  *   float weights x float activations: 16 lanes, lane l sums k = l, l + 16, ... with fma in
- *     ascending k from 0, then the lanes are added 8, 4, 2, 1 apart (lane l += lane l + 8; ...).
+ *     ascending k from +0, then the lanes are added 8, 4, 2, 1 apart (lane l += lane l + 8; ...).
  * So a row's result does not depend on how many tokens, rows or workers go with it, nor on the
- * instruction set. acc starts at +0.
+ * instruction set. (A NaN stays a NaN everywhere, but its payload is not promised.)
  */
 #ifndef RF_KERNELS_H
 #define RF_KERNELS_H
@@ -52,20 +55,24 @@ typedef struct rf_act_layout {
     uint64_t row_bytes; /* multiple of 64 */
 } rf_act_layout;
 
-/* Which activations a weight format takes when the option asks for `wanted`. */
+/* Which activations a weight format takes when the option asks for `wanted`: F32 for float
+ * weights, INT16 for quantised ones; INT8 has no kernels yet, so INT16 answers for it. */
 rf_act rf_act_for(rf_format weight, rf_act wanted);
 rf_act_layout rf_act_layout_of(rf_act act, rf_format weight, uint32_t k);
 /* Two layouts that are equal can share one packed input. */
 bool rf_act_layout_equal(const rf_act_layout *a, const rf_act_layout *b);
 
 /* scale = amax / limit per block, q = round to nearest even (x / scale, computed as x * (limit /
- * amax)); a block of zeros has scale 0. Same bits in every entry. */
+ * amax)). A block whose limit / amax overflows (amax below about 1e-34, zeros too) has scale 0 and
+ * q 0; one that holds a NaN or an infinity has scale NaN and q 0, so that every row that reads it
+ * gives NaN and the fault is seen at the logits. Same bits in every entry. */
 typedef void (*rf_pack_fn)(const rf_act_layout *layout, const float *x, void *packed);
 
 /* ---- matmul ------------------------------------------------------------------------------ */
 
 /* out[t * out_stride + r] = sum over k of weight[r][k] * act[t][k], for rows [first, last) and
- * every token t; with accumulate it is added to what out holds. tokens (may be NULL) lists which
+ * every token t. k is a multiple of the weight block (float formats: any k >= 1); weight needs no
+ * alignment and is never read past its row; act rows are 64-aligned. With accumulate it is added to what out holds. tokens (may be NULL) lists which
  * rows of act and out take part (experts); then t runs over that list. */
 typedef struct rf_matmul {
     const uint8_t *weight;
@@ -89,16 +96,17 @@ uint64_t rf_matmul_scratch_bytes(uint32_t k);
 
 /* ---- the rest of a step ------------------------------------------------------------------ */
 
-/* out[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]; the sum in 16 lanes as above. */
+/* out[i] = (x[i] * (1 / sqrt(sum(x^2) / n + eps))) * weight[i], each step rounded to float; the sum
+ * in 16 lanes as above. out may be x. */
 typedef void (*rf_rms_norm_fn)(const float *x, const float *weight, float *out, uint32_t n,
                                float eps);
 /* Rotates pairs of one head in place by table[pairs][2] = {cos, sin}; pairs * 2 <= the head's
  * width. interleaved: pair i is x[2i], x[2i+1] (llama); else x[i], x[i + pairs] (neox). */
 typedef void (*rf_rope_fn)(float *head, const float *table, uint32_t pairs, bool interleaved);
-/* out[i] = silu(gate[i]) * up[i]; out may be gate. */
+/* out[i] = (gate[i] / (1 + exp(-gate[i]))) * up[i]; out may be gate or up. */
 typedef void (*rf_swiglu_fn)(const float *gate, const float *up, float *out, uint32_t n);
-/* x[i] = exp(x[i]), relative error <= 2e-7 (stated and tested), exp(-inf) = 0. Same bits in every
- * entry. */
+/* x[i] = exp(x[i]), relative error <= 2e-7 where the result is a normal number (stated and tested),
+ * exp(-inf) = 0, above 88.73 +inf. Same bits in every entry. */
 typedef void (*rf_exp_fn)(float *x, uint32_t n);
 /* The index of the largest value; the first of equals; NaN never wins. */
 typedef uint32_t (*rf_argmax_fn)(const float *x, uint32_t n);

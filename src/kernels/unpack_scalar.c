@@ -1,0 +1,181 @@
+/* kernels/unpack_scalar.c: the table of quantised formats, and how a block of each becomes int16
+ * weights with folded sub-block scales (quant.h). Called by the scalar matmul, and by the panel
+ * matmuls for formats that have no vector unpacking. Layouts: GGML's block_q*; format.h.
+ */
+#include "kernels/quant.h"
+
+static void unpack_q4_0(const uint8_t *block, rf_unpacked *out)
+{
+    const uint8_t *qs = block + 2;
+    out->scale = rf_f16_to_f32(rf_load_u16(block));
+    for (int i = 0; i < 16; i++) {
+        out->w[i] = (int16_t)((qs[i] & 15) - 8);
+        out->w[i + 16] = (int16_t)((qs[i] >> 4) - 8);
+    }
+}
+
+static void unpack_q4_1(const uint8_t *block, rf_unpacked *out)
+{
+    const uint8_t *qs = block + 4;
+    out->scale = rf_f16_to_f32(rf_load_u16(block));
+    out->min_scale = rf_f16_to_f32(rf_load_u16(block + 2));
+    out->mins[0] = out->mins[1] = 1;
+    for (int i = 0; i < 16; i++) {
+        out->w[i] = (int16_t)(qs[i] & 15);
+        out->w[i + 16] = (int16_t)(qs[i] >> 4);
+    }
+}
+
+static void unpack_q5_0(const uint8_t *block, rf_unpacked *out)
+{
+    const uint32_t high = rf_load_u32(block + 2);
+    const uint8_t *qs = block + 6;
+    out->scale = rf_f16_to_f32(rf_load_u16(block));
+    for (int i = 0; i < 16; i++) {
+        out->w[i] = (int16_t)((int)((qs[i] & 15u) | ((high >> i & 1u) << 4)) - 16);
+        out->w[i + 16] = (int16_t)((int)((qs[i] >> 4) | ((high >> (i + 16) & 1u) << 4)) - 16);
+    }
+}
+
+static void unpack_q5_1(const uint8_t *block, rf_unpacked *out)
+{
+    const uint32_t high = rf_load_u32(block + 4);
+    const uint8_t *qs = block + 8;
+    out->scale = rf_f16_to_f32(rf_load_u16(block));
+    out->min_scale = rf_f16_to_f32(rf_load_u16(block + 2));
+    out->mins[0] = out->mins[1] = 1;
+    for (int i = 0; i < 16; i++) {
+        out->w[i] = (int16_t)((qs[i] & 15u) | ((high >> i & 1u) << 4));
+        out->w[i + 16] = (int16_t)((qs[i] >> 4) | ((high >> (i + 16) & 1u) << 4));
+    }
+}
+
+static void unpack_q8_0(const uint8_t *block, rf_unpacked *out)
+{
+    out->scale = rf_f16_to_f32(rf_load_u16(block));
+    for (int i = 0; i < 32; i++) {
+        out->w[i] = (int8_t)block[2 + i];
+    }
+}
+
+static void unpack_q2_k(const uint8_t *block, rf_unpacked *out)
+{
+    const uint8_t *scales = block + offsetof(rf_block_q2_k, scales);
+    const uint8_t *qs = block + offsetof(rf_block_q2_k, qs);
+    out->scale = rf_f16_to_f32(rf_load_u16(block + offsetof(rf_block_q2_k, d)));
+    out->min_scale = -rf_f16_to_f32(rf_load_u16(block + offsetof(rf_block_q2_k, dmin)));
+    for (int j = 0; j < 16; j++) { /* sub-blocks of 16; 8 of them share 32 bytes */
+        const uint8_t *q = qs + (j / 8) * 32 + (j % 2) * 16;
+        const int shift = (j % 8) / 2 * 2;
+        out->mins[j] = scales[j] >> 4;
+        for (int i = 0; i < 16; i++) {
+            out->w[16 * j + i] = (int16_t)((q[i] >> shift & 3) * (scales[j] & 15));
+        }
+    }
+}
+
+static void unpack_q3_k(const uint8_t *block, rf_unpacked *out)
+{
+    const uint8_t *hmask = block + offsetof(rf_block_q3_k, hmask);
+    const uint8_t *qs = block + offsetof(rf_block_q3_k, qs);
+    const uint8_t *scales = block + offsetof(rf_block_q3_k, scales);
+    out->scale = rf_f16_to_f32(rf_load_u16(block + offsetof(rf_block_q3_k, d)));
+    for (int j = 0; j < 16; j++) {
+        const uint8_t *q = qs + (j / 8) * 32 + (j % 2) * 16;
+        const uint8_t *high = hmask + (j % 2) * 16;
+        const int shift = (j % 8) / 2 * 2;
+        const int low4 = j < 8 ? scales[j] & 15 : scales[j - 8] >> 4;
+        const int scale = (low4 | (scales[8 + j % 4] >> (j / 4 * 2) & 3) << 4) - 32;
+        for (int i = 0; i < 16; i++) {
+            const int code = (q[i] >> shift & 3) - ((high[i] >> (j / 2) & 1) ? 0 : 4);
+            out->w[16 * j + i] = (int16_t)(code * scale);
+        }
+    }
+}
+
+/* The 6-bit scales and minimums of q4_K and q5_K: 12 bytes for eight of each. */
+static void unpack_scales_k(const uint8_t *packed, int scales[8], int mins[8])
+{
+    for (int j = 0; j < 4; j++) {
+        scales[j] = packed[j] & 63;
+        mins[j] = packed[j + 4] & 63;
+        scales[j + 4] = (packed[j + 8] & 15) | (packed[j] >> 6) << 4;
+        mins[j + 4] = (packed[j + 8] >> 4) | (packed[j + 4] >> 6) << 4;
+    }
+}
+
+static void unpack_q4_k(const uint8_t *block, rf_unpacked *out)
+{
+    const uint8_t *qs = block + offsetof(rf_block_q4_k, qs);
+    int scales[8], mins[8];
+    unpack_scales_k(block + offsetof(rf_block_q4_k, scales), scales, mins);
+    out->scale = rf_f16_to_f32(rf_load_u16(block));
+    out->min_scale = -rf_f16_to_f32(rf_load_u16(block + 2));
+    for (int j = 0; j < 8; j++) {
+        const uint8_t *q = qs + j / 2 * 32;
+        const int shift = j % 2 * 4;
+        out->mins[2 * j] = out->mins[2 * j + 1] = (int16_t)mins[j];
+        for (int i = 0; i < 32; i++) {
+            out->w[32 * j + i] = (int16_t)((q[i] >> shift & 15) * scales[j]);
+        }
+    }
+}
+
+static void unpack_q5_k(const uint8_t *block, rf_unpacked *out)
+{
+    const uint8_t *qs = block + offsetof(rf_block_q5_k, qs);
+    const uint8_t *high = block + offsetof(rf_block_q5_k, qh);
+    int scales[8], mins[8];
+    unpack_scales_k(block + offsetof(rf_block_q5_k, scales), scales, mins);
+    out->scale = rf_f16_to_f32(rf_load_u16(block));
+    out->min_scale = -rf_f16_to_f32(rf_load_u16(block + 2));
+    for (int j = 0; j < 8; j++) {
+        const uint8_t *q = qs + j / 2 * 32;
+        const int shift = j % 2 * 4;
+        out->mins[2 * j] = out->mins[2 * j + 1] = (int16_t)mins[j];
+        for (int i = 0; i < 32; i++) {
+            const int code = (q[i] >> shift & 15) | (high[i] >> j & 1) << 4;
+            out->w[32 * j + i] = (int16_t)(code * scales[j]);
+        }
+    }
+}
+
+static void unpack_q6_k(const uint8_t *block, rf_unpacked *out)
+{
+    const uint8_t *scales = block + offsetof(rf_block_q6_k, scales);
+    out->scale = rf_f16_to_f32(rf_load_u16(block + offsetof(rf_block_q6_k, d)));
+    for (int j = 0; j < 16; j++) { /* sub-blocks of 16; 8 of them share 64 + 32 bytes */
+        const int part = j % 8 / 2;
+        const uint8_t *low = block + j / 8 * 64 + (part & 1) * 32 + (j % 2) * 16;
+        const uint8_t *high = block + offsetof(rf_block_q6_k, qh) + j / 8 * 32 + (j % 2) * 16;
+        const int scale = (int8_t)scales[j];
+        for (int i = 0; i < 16; i++) {
+            const int code = (low[i] >> (part & 2) * 2 & 15) | (high[i] >> part * 2 & 3) << 4;
+            out->w[16 * j + i] = (int16_t)((code - 32) * scale);
+        }
+    }
+}
+
+/* format, block, block bytes, fold, has minimums */
+const rf_quant rf_quants[RF_QUANT_COUNT] = {
+    {RF_Q4_0, 32, sizeof(rf_block_q4_0), 32, false, unpack_q4_0},
+    {RF_Q4_1, 32, sizeof(rf_block_q4_1), 32, true, unpack_q4_1},
+    {RF_Q5_0, 32, sizeof(rf_block_q5_0), 32, false, unpack_q5_0},
+    {RF_Q5_1, 32, sizeof(rf_block_q5_1), 32, true, unpack_q5_1},
+    {RF_Q8_0, 32, sizeof(rf_block_q8_0), 32, false, unpack_q8_0},
+    {RF_Q2_K, 256, sizeof(rf_block_q2_k), 256, true, unpack_q2_k},
+    {RF_Q3_K, 256, sizeof(rf_block_q3_k), 256, false, unpack_q3_k},
+    {RF_Q4_K, 256, sizeof(rf_block_q4_k), 256, true, unpack_q4_k},
+    {RF_Q5_K, 256, sizeof(rf_block_q5_k), 128, true, unpack_q5_k},
+    {RF_Q6_K, 256, sizeof(rf_block_q6_k), 64, false, unpack_q6_k},
+};
+
+const rf_quant *rf_quant_of(rf_format format)
+{
+    for (uint32_t i = 0; i < RF_QUANT_COUNT; i++) {
+        if (rf_quants[i].format == format) {
+            return &rf_quants[i];
+        }
+    }
+    return NULL;
+}
