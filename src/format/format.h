@@ -28,11 +28,27 @@ typedef enum rf_format {
     RF_Q5_K = 13,
     RF_Q6_K = 14,
     RF_Q8_K = 15,
+    RF_IQ2_XXS = 16,
+    RF_IQ2_XS = 17,
+    RF_IQ3_XXS = 18,
+    RF_IQ1_S = 19,
     RF_IQ4_NL = 20,
+    RF_IQ3_S = 21,
+    RF_IQ2_S = 22,
     RF_IQ4_XS = 23,
+    RF_I8 = 24,
+    RF_I16 = 25,
+    RF_I32 = 26,
+    RF_I64 = 27,
+    RF_F64 = 28,
+    RF_IQ1_M = 29,
     RF_BF16 = 30,
     RF_TQ1_0 = 34,
     RF_TQ2_0 = 35,
+    RF_MXFP4 = 39,
+    RF_NVFP4 = 40,
+    RF_Q1_0 = 41,
+    RF_Q2_0 = 42,
     RF_FORMAT_FILE_COUNT = 48, /* ids in a file are below this */
     RF_FORMAT_NONE = 255
 } rf_format;
@@ -48,7 +64,7 @@ typedef struct rf_format_info {
 /* The row of a type id from a file; NULL when the id is not in the table at all. Every type that
  * GGML defines has a row (so that a plan can size it), also those that we cannot run. */
 const rf_format_info *rf_format_info_of(uint32_t type_id);
-/* By name, any case; NULL when unknown. */
+/* By name, any case; NULL when unknown. A removed format has a row and no size. */
 const rf_format_info *rf_format_by_name(const char *name);
 /* The name of a format; "?" when unknown. Static. */
 const char *rf_format_name(rf_format format);
@@ -65,7 +81,7 @@ typedef struct { uint16_t d; int8_t qs[32]; } rf_block_q8_0;
 typedef struct { uint8_t scales[16]; uint8_t qs[64]; uint16_t d, dmin; } rf_block_q2_k;
 typedef struct { uint8_t hmask[32]; uint8_t qs[64]; uint8_t scales[12]; uint16_t d; } rf_block_q3_k;
 typedef struct { uint16_t d, dmin; uint8_t scales[12]; uint8_t qs[128]; } rf_block_q4_k;
-typedef struct { uint16_t d, dmin; uint8_t scales[12]; uint8_t qh[32]; uint8_t qs[128]; } rf_block_q5_k;
+typedef struct { uint16_t d, dmin; uint8_t scales[12], qh[32], qs[128]; } rf_block_q5_k;
 typedef struct { uint8_t ql[128]; uint8_t qh[64]; int8_t scales[16]; uint16_t d; } rf_block_q6_k;
 
 /* IEEE half to float (exact, subnormals, infinities and NaN) and back (to nearest even). */
@@ -100,8 +116,9 @@ typedef struct rf_gguf_key {
     rf_gguf_type type;         /* ARRAY: then element_type and count */
     rf_gguf_type element_type;
     uint64_t count;            /* elements; 1 for a scalar */
-    const uint8_t *data;       /* first byte of the value (of the first element), in the file */
-    uint64_t data_bytes;
+    const uint8_t *data;       /* first byte of the value (of the first element), in the file;
+                                  a string begins with its length (8 bytes) */
+    uint64_t data_bytes;       /* of all elements, lengths of strings included */
     uint64_t offset;           /* of the key in the file, for messages */
 } rf_gguf_key;
 
@@ -139,8 +156,9 @@ rf_status rf_gguf_scan(const void *data, uint64_t size, rf_gguf *gguf, rf_error 
  * set in *gguf. Every name, string, array, shape, offset and product is checked; duplicates of
  * keys and tensors are refused, tensors may not overlap each other or the header. Data that the
  * file does not have is no error here (data_missing). Errors: RF_ERR_BAD_MODEL with the file
- * offset and the key's or tensor's name in where. Time: O(bytes + n log n). scratch:
- * rf_gguf_scratch_bytes(gguf) bytes for the sorted index. */
+ * offset and the key's or tensor's name in where; after one, data and size are all that is valid.
+ * Time: O(bytes + n log n). scratch: rf_gguf_scratch_bytes(gguf) bytes, 4-aligned, for the sorted
+ * index. */
 uint64_t rf_gguf_scratch_bytes(const rf_gguf *gguf);
 rf_status rf_gguf_read(rf_gguf *gguf, void *scratch, rf_error *err);
 
