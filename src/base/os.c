@@ -321,7 +321,7 @@ static bool cgroup_path(const char *controller, char *path, size_t capacity) {
             char *stop = name + 1;
             while (stop < group && *stop != ',') stop++;
             if ((size_t)(stop - name - 1) == length && !memcmp(name + 1, controller, length)) {
-                rf_format(path, capacity, "%.*s", (int)(end - group - 1), group + 1);
+                rf_print(path, capacity, "%.*s", (int)(end - group - 1), group + 1);
                 return true;
             }
             name = stop;
@@ -335,7 +335,7 @@ static bool cgroup_path(const char *controller, char *path, size_t capacity) {
 static bool read_group_file(const char *root, const char *path, const char *name, char *text,
                             size_t capacity) {
     char whole[CGROUP_PATH_BYTES + 128];
-    rf_format(whole, sizeof whole, "%s%s/%s", root, strcmp(path, "/") == 0 ? "" : path, name);
+    rf_print(whole, sizeof whole, "%s%s/%s", root, strcmp(path, "/") == 0 ? "" : path, name);
     return read_small_file(whole, text, capacity);
 }
 

@@ -72,7 +72,7 @@ static void limbs_shift_right(uint32_t *limbs, unsigned shift) {
     }
 }
 
-/* Fills digits[DIGIT_COUNT] (values 0..9) with the expansion of a finite value; ignores the sign. */
+/* Fills digits[DIGIT_COUNT] (values 0..9) with the expansion of a finite value, without its sign. */
 static void decimal_expand(double value, uint8_t *digits) {
     uint32_t limbs[LIMB_COUNT] = {0};
     uint64_t bits;
@@ -344,7 +344,7 @@ void rf_write(rf_writer *writer, const char *format, ...) {
     va_end(args);
 }
 
-size_t rf_format(char *text, size_t capacity, const char *format, ...) {
+size_t rf_print(char *text, size_t capacity, const char *format, ...) {
     rf_writer writer = rf_writer_make(text, capacity);
     va_list args;
     va_start(args, format);
@@ -353,10 +353,10 @@ size_t rf_format(char *text, size_t capacity, const char *format, ...) {
     return writer.length;
 }
 
-const char *rf_format_bytes(char *text, size_t capacity, uint64_t bytes) {
+const char *rf_print_bytes(char *text, size_t capacity, uint64_t bytes) {
     static const char *const units[] = {"KiB", "MiB", "GiB"};
     if (bytes < 1024) {
-        rf_format(text, capacity, "%u B", (unsigned)bytes);
+        rf_print(text, capacity, "%u B", (unsigned)bytes);
         return text;
     }
     uint64_t whole = 0;

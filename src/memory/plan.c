@@ -33,7 +33,7 @@ const char *rf_pool_name(rf_pool pool) {
     return (unsigned)pool < RF_POOL_COUNT ? pool_names[pool] : "?";
 }
 
-uint64_t rf_plan_hash(const char *id) {
+static uint64_t hash_id(const char *id) {
     uint64_t hash = UINT64_C(0xcbf29ce484222325); /* FNV-1a, 64 bits */
     for (; *id; id++) hash = (hash ^ (uint8_t)*id) * UINT64_C(0x100000001b3);
     return hash;
@@ -96,7 +96,7 @@ static rf_status validate_row(const rf_plan_row *row, rf_error *err) {
     return RF_OK;
 }
 
-/* The hash is compared first: a model has thousands of rows, and each addition looks at them all. */
+/* The hash is compared first: a model has thousands of rows, and each addition reads them all. */
 static const rf_plan_row *find_in(const rf_plan *plan, const char *id, uint64_t hash,
                                   rf_scope_kind scope, rf_domain domain) {
     if (!plan->rows) return NULL;
@@ -112,7 +112,7 @@ static const rf_plan_row *find_in(const rf_plan *plan, const char *id, uint64_t 
 
 const rf_plan_row *rf_plan_find_in(const rf_plan *plan, const char *id, rf_scope_kind scope,
                                    rf_domain domain) {
-    return find_in(plan, id, rf_plan_hash(id), scope, domain);
+    return find_in(plan, id, hash_id(id), scope, domain);
 }
 
 /* Puts a valid row behind the others. */
@@ -124,7 +124,7 @@ static rf_status append_row(rf_plan *plan, const rf_plan_row *row, rf_error *err
     if (plan->rows) {
         rf_plan_row *slot = &plan->rows[plan->row_count];
         *slot = *row;
-        slot->hash = rf_plan_hash(row->id);
+        slot->hash = hash_id(row->id);
     }
     plan->row_count++;
     return RF_OK;
@@ -182,7 +182,7 @@ rf_status rf_plan_add_region(rf_plan *plan, const char *id, const char *format,
 
 const rf_plan_row *rf_plan_find(const rf_plan *plan, const char *id) {
     if (!plan->rows) return NULL;
-    uint64_t hash = rf_plan_hash(id);
+    uint64_t hash = hash_id(id);
     for (uint32_t i = 0; i < plan->row_count; i++) {
         const rf_plan_row *row = &plan->rows[i];
         if (row->hash == hash && strcmp(row->id, id) == 0) return row;
