@@ -170,7 +170,11 @@ void rf_os_budget(rf_budget_source *out);
 /* A team of a fixed size; the caller of rf_team_run is worker 0, so a team of one has no thread.
  * Made in memory that the caller owns: the struct and one stack for each further worker. */
 typedef struct rf_team rf_team;
+#ifdef __SANITIZE_THREAD__ /* the sanitizer keeps about 900 KiB of its own on each stack */
+#define RF_WORKER_STACK_BYTES (2u * 1024u * 1024u)
+#else
 #define RF_WORKER_STACK_BYTES (256u * 1024u)
+#endif
 #define RF_WORKERS_MAX 256u
 
 /* fn is called with items [first, last) by whichever worker is free; worker is its index. */
