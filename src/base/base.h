@@ -24,7 +24,9 @@
 rf_status rf_fail(rf_error *err, rf_status status, const char *where, const char *what, ...)
     RF_PRINTF(4, 5);
 
-/* Adds what was expected (a format) to an error that rf_fail has just filled. Returns status. */
+/* Adds what was expected (a format) to an error that rf_fail has just filled. Returns its status;
+ * without a record the status is not known here, and it is RF_ERR_RUNTIME: what has to return the
+ * right one to a caller that passed NULL returns it itself. */
 rf_status rf_fail_expected(rf_error *err, const char *expected, ...) RF_PRINTF(2, 3);
 /* Likewise what was got. */
 rf_status rf_fail_got(rf_error *err, const char *got, ...) RF_PRINTF(2, 3);

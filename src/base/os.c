@@ -229,8 +229,9 @@ rf_status rf_os_populate(const void *base, uint64_t bytes,
             if (errno == EFAULT) {
                 rf_fail(err, RF_ERR_IO, "populate", "the file shrank while it was mapped");
                 rf_fail_expected(err, "%llu bytes", (unsigned long long)bytes);
-                return rf_fail_got(err, "an end of file before byte %llu",
-                                   (unsigned long long)(at + count));
+                rf_fail_got(err, "an end of file before byte %llu",
+                            (unsigned long long)(at + count));
+                return RF_ERR_IO;
             }
             if (errno != EINVAL && errno != ENOSYS) {
                 return fail_errno(err, RF_ERR_IO, "populate", "cannot read the mapped file",

@@ -121,7 +121,8 @@ rf_status rf_scope_check_row(const rf_scope *scope, uint32_t row_index, rf_check
     if (row_index >= scope->plan->row_count) {
         rf_fail(err, RF_ERR_USAGE, "check", "the plan has no such row");
         rf_fail_expected(err, "less than %u", scope->plan->row_count);
-        return rf_fail_got(err, "%u", row_index);
+        rf_fail_got(err, "%u", row_index);
+        return RF_ERR_USAGE;
     }
     const rf_plan_row *row = &scope->plan->rows[row_index];
     if (row->scope != scope->kind && row->scope != RF_SCOPE_AMBIENT) {
@@ -145,8 +146,9 @@ rf_status rf_scope_check_guards(const rf_scope *scope, rf_error *err) {
         while (changed_bytes(scope->base, at, at + 1) == 0) at++;
         rf_fail(err, RF_ERR_DRIFT, gap.owner->id, "it was written past its end");
         rf_fail_expected(err, "%llu bytes", (unsigned long long)gap.owner->bytes);
-        return rf_fail_got(err, "byte %llu is changed",
-                           (unsigned long long)(at - gap.owner->offset));
+        rf_fail_got(err, "byte %llu is changed",
+                    (unsigned long long)(at - gap.owner->offset));
+        return RF_ERR_DRIFT;
     }
     return RF_OK;
 }

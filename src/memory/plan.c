@@ -87,11 +87,13 @@ static rf_status validate_row(const rf_plan_row *row, rf_error *err) {
         rf_fail(err, RF_ERR_USAGE, row->id, "its alignment is not possible");
         rf_fail_expected(err, "a power of two up to %llu",
                          (unsigned long long)rf_os_page_bytes());
-        return rf_fail_got(err, "%llu", (unsigned long long)row->align);
+        rf_fail_got(err, "%llu", (unsigned long long)row->align);
+        return RF_ERR_USAGE;
     }
     if (row->scope == RF_SCOPE_FORWARD && !has_lifetime_in_order(row)) {
         rf_fail(err, RF_ERR_USAGE, row->id, "its lifetime ends before it begins");
-        return rf_fail_got(err, "ops %d to %d", row->first_op, row->last_op);
+        rf_fail_got(err, "ops %d to %d", row->first_op, row->last_op);
+        return RF_ERR_USAGE;
     }
     return RF_OK;
 }
@@ -119,7 +121,8 @@ const rf_plan_row *rf_plan_find_in(const rf_plan *plan, const char *id, rf_scope
 static rf_status append_row(rf_plan *plan, const rf_plan_row *row, rf_error *err) {
     if (plan->row_count >= plan->row_capacity) {
         rf_fail(err, RF_ERR_USAGE, row->id, "the plan is full");
-        return rf_fail_expected(err, "at most %u rows", plan->row_capacity);
+        rf_fail_expected(err, "at most %u rows", plan->row_capacity);
+        return RF_ERR_USAGE;
     }
     if (plan->rows) {
         rf_plan_row *slot = &plan->rows[plan->row_count];
@@ -155,7 +158,8 @@ static rf_status copy_name(char *to, size_t capacity, const char *name, rf_error
     if (length >= capacity) {
         rf_fail(err, RF_ERR_USAGE, name, "the name is too long for a row of the plan");
         rf_fail_expected(err, "at most %zu bytes", capacity - 1);
-        return rf_fail_got(err, "%zu", length);
+        rf_fail_got(err, "%zu", length);
+        return RF_ERR_USAGE;
     }
     memcpy(to, name, length + 1);
     return RF_OK;
@@ -174,8 +178,9 @@ rf_status rf_plan_add_region(rf_plan *plan, const char *id, const char *format,
     if (status != RF_OK) return status;
     if (!rf_mul(count, unit_bytes, &row.bytes)) {
         rf_fail(err, RF_ERR_NO_FIT, id, "its size leaves 64 bits");
-        return rf_fail_got(err, "%llu units of %llu bytes", (unsigned long long)count,
-                           (unsigned long long)unit_bytes);
+        rf_fail_got(err, "%llu units of %llu bytes", (unsigned long long)count,
+                    (unsigned long long)unit_bytes);
+        return RF_ERR_NO_FIT;
     }
     return rf_plan_add(plan, &row, err);
 }
@@ -426,8 +431,9 @@ static rf_status verify_row(const rf_plan *plan, const rf_plan_row *row, rf_erro
     if (row->domain == RF_DOMAIN_FILE) return RF_OK; /* the file decides where its rows lie */
     if (end > plan->arena_bytes[row->scope][row->domain] || row->offset % row->align != 0) {
         rf_fail(err, RF_ERR_DRIFT, row->id, "it lies outside of its arena, or not aligned");
-        return rf_fail_got(err, "offset %llu, %llu bytes", (unsigned long long)row->offset,
-                           (unsigned long long)row->bytes);
+        rf_fail_got(err, "offset %llu, %llu bytes", (unsigned long long)row->offset,
+                    (unsigned long long)row->bytes);
+        return RF_ERR_DRIFT;
     }
     return RF_OK;
 }
@@ -444,8 +450,9 @@ rf_status rf_plan_verify(const rf_plan *plan, rf_error *err) {
             if (rf_plan_row_is_padding(other) || !is_in(other, row->scope, row->domain)) continue;
             if (!live_together(row, other) || !overlap(row, other)) continue;
             rf_fail(err, RF_ERR_DRIFT, row->id, "it overlaps %s while both live", other->id);
-            return rf_fail_got(err, "offsets %llu and %llu", (unsigned long long)row->offset,
-                               (unsigned long long)other->offset);
+            rf_fail_got(err, "offsets %llu and %llu", (unsigned long long)row->offset,
+                        (unsigned long long)other->offset);
+            return RF_ERR_DRIFT;
         }
     }
     return RF_OK;

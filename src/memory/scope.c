@@ -38,7 +38,8 @@ static rf_status open_own_trace(rf_scope *scope, rf_error *err) {
         rf_fail(err, RF_ERR_USAGE, RF_TRACE_LEDGER_ID,
                 "rows were added behind those of the trace");
         rf_fail_expected(err, "%u entries", plan->row_count);
-        return rf_fail_got(err, "%llu", (unsigned long long)ledger_rows);
+        rf_fail_got(err, "%llu", (unsigned long long)ledger_rows);
+        return RF_ERR_USAGE;
     }
     memset(scope->base + ledger->offset, 0, (size_t)ledger->bytes);
     scope->own_trace = (rf_trace){
@@ -98,19 +99,22 @@ static rf_status check_extent(const rf_plan_row *row, const rf_extent *extent, r
     if (!rf_mul(extent->count, extent->unit_bytes, &bytes)) {
         rf_fail(err, RF_ERR_DRIFT, row->id, "it is taken with a size that leaves 64 bits");
         rf_fail_expected(err, "%llu bytes", (unsigned long long)row->bytes);
-        return rf_fail_got(err, "%llu units of %llu bytes", (unsigned long long)extent->count,
-                           (unsigned long long)extent->unit_bytes);
+        rf_fail_got(err, "%llu units of %llu bytes", (unsigned long long)extent->count,
+                    (unsigned long long)extent->unit_bytes);
+        return RF_ERR_DRIFT;
     }
     if (bytes != row->bytes) {
         rf_fail(err, RF_ERR_DRIFT, row->id, "it is taken with another size than was planned");
         rf_fail_expected(err, "%llu bytes", (unsigned long long)row->bytes);
-        return rf_fail_got(err, "%llu bytes", (unsigned long long)bytes);
+        rf_fail_got(err, "%llu bytes", (unsigned long long)bytes);
+        return RF_ERR_DRIFT;
     }
     const char *format = extent->format ? extent->format : "";
     if (strcmp(format, row->format) != 0) {
         rf_fail(err, RF_ERR_DRIFT, row->id, "it is taken as another format than was planned");
         rf_fail_expected(err, "%s", row->format);
-        return rf_fail_got(err, "%s", format);
+        rf_fail_got(err, "%s", format);
+        return RF_ERR_DRIFT;
     }
     return RF_OK;
 }
@@ -123,8 +127,9 @@ static rf_status find_takeable(const rf_scope *scope, const char *id, rf_domain 
     const rf_plan_row *row = rf_plan_find_in(scope->plan, id, scope->kind, domain);
     if (!row || rf_plan_row_is_padding(row)) {
         rf_fail(err, RF_ERR_DRIFT, id, "it is not planned here");
-        return rf_fail_expected(err, "a row of %s/%s", rf_scope_kind_name(scope->kind),
-                                rf_domain_name(domain));
+        rf_fail_expected(err, "a row of %s/%s", rf_scope_kind_name(scope->kind),
+                         rf_domain_name(domain));
+        return RF_ERR_DRIFT;
     }
     uint32_t index = (uint32_t)(row - scope->plan->rows);
     if (scope->trace && scope->trace->rows[index].take_count > 0) {
@@ -169,7 +174,8 @@ rf_status rf_scope_seal(rf_scope *scope, rf_error *err) {
         if (is_row_of(scope, row) && scope->trace->rows[i].take_count == 0) {
             rf_fail(err, RF_ERR_DRIFT, row->id, "it was planned but never taken");
             rf_fail_expected(err, "%llu bytes", (unsigned long long)row->bytes);
-            return rf_fail_got(err, "0 bytes");
+            rf_fail_got(err, "0 bytes");
+            return RF_ERR_DRIFT;
         }
     }
     scope->sealed = true;
