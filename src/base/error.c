@@ -19,20 +19,25 @@ static const rf_status_row status_rows[RF_STATUS_COUNT] = {
 };
 
 /* A number that is no status reads as a run-time error: it is a fault of ours, not of the input. */
-static const rf_status_row *status_row(rf_status status) {
-    if ((unsigned)status >= RF_STATUS_COUNT) status = RF_ERR_RUNTIME;
+static const rf_status_row *status_row(rf_status status)
+{
+    if ((unsigned)status >= RF_STATUS_COUNT)
+        status = RF_ERR_RUNTIME;
     return &status_rows[status];
 }
 
-const char *rf_status_name(rf_status status) {
+const char *rf_status_name(rf_status status)
+{
     return status_row(status)->name;
 }
 
-const char *rf_status_sentence(rf_status status) {
+const char *rf_status_sentence(rf_status status)
+{
     return status_row(status)->sentence;
 }
 
-int rf_status_exit_code(rf_status status) {
+int rf_status_exit_code(rf_status status)
+{
     return status_row(status)->exit_code;
 }
 
@@ -40,18 +45,22 @@ int rf_status_exit_code(rf_status status) {
 #define RF_VERSION "0.1.0"
 #endif
 
-const char *rf_version(void) {
+const char *rf_version(void)
+{
     return RF_VERSION;
 }
 
-rf_status rf_fail(rf_error *err, rf_status status, const char *where, const char *what, ...) {
-    if (!err) return status;
+rf_status rf_fail(rf_error *err, rf_status status, const char *where, const char *what, ...)
+{
+    if (!err)
+        return status;
     va_list args;
     va_start(args, what);
     err->status = status;
     /* where comes first, so that a caller may narrow an error down by passing its own where. */
     rf_writer place = rf_writer_make(err->where, sizeof err->where);
-    if (where) rf_write(&place, "%s", where);
+    if (where)
+        rf_write(&place, "%s", where);
     rf_writer clause = rf_writer_make(err->what, sizeof err->what);
     rf_write_v(&clause, what, args);
     va_end(args);
@@ -60,8 +69,10 @@ rf_status rf_fail(rf_error *err, rf_status status, const char *where, const char
     return status;
 }
 
-rf_status rf_fail_expected(rf_error *err, const char *expected, ...) {
-    if (!err) return RF_ERR_RUNTIME;
+rf_status rf_fail_expected(rf_error *err, const char *expected, ...)
+{
+    if (!err)
+        return RF_ERR_RUNTIME;
     va_list args;
     va_start(args, expected);
     rf_writer writer = rf_writer_make(err->expected, sizeof err->expected);
@@ -70,8 +81,10 @@ rf_status rf_fail_expected(rf_error *err, const char *expected, ...) {
     return err->status;
 }
 
-rf_status rf_fail_got(rf_error *err, const char *got, ...) {
-    if (!err) return RF_ERR_RUNTIME;
+rf_status rf_fail_got(rf_error *err, const char *got, ...)
+{
+    if (!err)
+        return RF_ERR_RUNTIME;
     va_list args;
     va_start(args, got);
     rf_writer writer = rf_writer_make(err->got, sizeof err->got);

@@ -25,7 +25,7 @@
 
 /* A step has an op every few dozen microseconds; about that long a spin lasts (a pause takes 40 to
  * 140 cycles). With more workers than processors, spinning only keeps the work off them. */
-#define SPIN_LIMIT 2000u
+#define SPIN_LIMIT                2000u
 #define SPIN_LIMIT_OVERSUBSCRIBED 20u
 
 /* Pieces of one job: the low half of a ticket must not run over, however many workers try. */
@@ -59,15 +59,18 @@ struct rf_team {
 };
 
 /* Sleeps while *word holds value; may return early. */
-static void futex_wait(_Atomic uint32_t *word, uint32_t value) {
+static void futex_wait(_Atomic uint32_t *word, uint32_t value)
+{
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
 }
 
-static void futex_wake(_Atomic uint32_t *word, uint32_t count) {
+static void futex_wake(_Atomic uint32_t *word, uint32_t count)
+{
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, RF_MIN(count, (uint32_t)INT_MAX), NULL, NULL, 0);
 }
 
-static inline void spin_pause(void) {
+static inline void spin_pause(void)
+{
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -76,12 +79,14 @@ static inline void spin_pause(void) {
 }
 
 /* Takes pieces until none is left; returns how many this worker did. */
-static void take_pieces(rf_team *team, uint32_t worker) {
+static void take_pieces(rf_team *team, uint32_t worker)
+{
     for (;;) {
         uint64_t ticket = atomic_fetch_add_explicit(&team->ticket, 1, memory_order_acq_rel);
         uint32_t pieces = (uint32_t)(ticket >> 32);
         uint32_t piece = (uint32_t)ticket;
-        if (piece >= pieces) return;
+        if (piece >= pieces)
+            return;
         uint32_t first = piece * team->grain;
         uint32_t last = team->count - first > team->grain ? first + team->grain : team->count;
         team->fn(team->context, first, last, worker);
@@ -94,37 +99,45 @@ static void take_pieces(rf_team *team, uint32_t worker) {
 }
 
 /* Returns the generation that follows seen, as soon as there is one. */
-static uint32_t await_generation(rf_team *team, uint32_t seen) {
+static uint32_t await_generation(rf_team *team, uint32_t seen)
+{
     for (uint32_t spin = 0; spin < team->spin_limit; spin++) {
         uint32_t now = atomic_load_explicit(&team->generation, memory_order_acquire);
-        if (now != seen) return now;
+        if (now != seen)
+            return now;
         spin_pause();
     }
     for (;;) {
         atomic_fetch_add(&team->sleepers, 1);
         uint32_t now = atomic_load(&team->generation);
-        if (now == seen) futex_wait(&team->generation, seen);
+        if (now == seen)
+            futex_wait(&team->generation, seen);
         atomic_fetch_sub(&team->sleepers, 1);
         now = atomic_load(&team->generation);
-        if (now != seen) return now;
+        if (now != seen)
+            return now;
     }
 }
 
-static void await_done(rf_team *team, uint32_t pieces) {
+static void await_done(rf_team *team, uint32_t pieces)
+{
     for (uint32_t spin = 0; spin < team->spin_limit; spin++) {
-        if (atomic_load_explicit(&team->done, memory_order_acquire) == pieces) return;
+        if (atomic_load_explicit(&team->done, memory_order_acquire) == pieces)
+            return;
         spin_pause();
     }
     atomic_store(&team->caller_sleeps, 1);
     for (;;) {
         uint32_t done = atomic_load(&team->done);
-        if (done == pieces) break;
+        if (done == pieces)
+            break;
         futex_wait(&team->done, done);
     }
     atomic_store(&team->caller_sleeps, 0);
 }
 
-static void *worker_main(void *argument) {
+static void *worker_main(void *argument)
+{
     rf_worker *worker = argument;
     rf_team *team = worker->team;
     uint32_t seen = 0; /* the first job is generation 1 */
@@ -132,39 +145,47 @@ static void *worker_main(void *argument) {
     futex_wake(&team->ready, 1);
     for (;;) {
         seen = await_generation(team, seen);
-        if (atomic_load(&team->stop)) return NULL;
+        if (atomic_load(&team->stop))
+            return NULL;
         take_pieces(team, worker->index);
     }
 }
 
-uint64_t rf_team_bytes(uint32_t worker_count) {
+uint64_t rf_team_bytes(uint32_t worker_count)
+{
     uint64_t bytes = sizeof(rf_team) + (uint64_t)worker_count * sizeof(rf_worker);
     return (bytes + RF_CACHE_LINE - 1) & ~(uint64_t)(RF_CACHE_LINE - 1);
 }
 
 /* Faults in every page of a stack while nobody runs on it. What stands there is kept, so that a
  * pattern that a check has filled in still tells how deep the stack was used. */
-static void touch_stack_memory(void *stack) {
+static void touch_stack_memory(void *stack)
+{
     volatile uint8_t *bytes = stack;
     uint64_t page = rf_os_page_bytes();
-    for (uint64_t at = 0; at < RF_WORKER_STACK_BYTES; at += page) bytes[at] = bytes[at];
+    for (uint64_t at = 0; at < RF_WORKER_STACK_BYTES; at += page)
+        bytes[at] = bytes[at];
 }
 
-static int start_thread(rf_team *team, uint32_t index, void *stack) {
+static int start_thread(rf_team *team, uint32_t index, void *stack)
+{
     pthread_attr_t attributes;
     rf_worker *worker = &team->workers[index];
     *worker = (rf_worker){.team = team, .index = index};
     touch_stack_memory(stack);
     int code = pthread_attr_init(&attributes);
-    if (code != 0) return code;
+    if (code != 0)
+        return code;
     code = pthread_attr_setstack(&attributes, stack, RF_WORKER_STACK_BYTES);
-    if (code == 0) code = pthread_create(&worker->thread, &attributes, worker_main, worker);
+    if (code == 0)
+        code = pthread_create(&worker->thread, &attributes, worker_main, worker);
     pthread_attr_destroy(&attributes);
     return code;
 }
 
 rf_status rf_team_start(void *memory, uint32_t worker_count, void *const *stacks, rf_team **out,
-                        rf_error *err) {
+                        rf_error *err)
+{
     if (worker_count == 0 || worker_count > RF_WORKERS_MAX) {
         rf_fail(err, RF_ERR_USAGE, "threads", "the number of workers is out of range");
         rf_fail_expected(err, "1 to %u", RF_WORKERS_MAX);
@@ -185,44 +206,56 @@ rf_status rf_team_start(void *memory, uint32_t worker_count, void *const *stacks
     int code = 0;
     for (uint32_t i = 1; i < worker_count && code == 0; i++) {
         code = start_thread(team, i, stacks[i]);
-        if (code == 0) team->started++;
+        if (code == 0)
+            team->started++;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (code != 0) {
         rf_team_stop(team);
-        return rf_fail(err, RF_ERR_RUNTIME, "threads", "cannot start a worker: error %d of the "
-                       "system", code);
+        return rf_fail(err, RF_ERR_RUNTIME, "threads",
+                       "cannot start a worker: error %d of the "
+                       "system",
+                       code);
     }
     for (;;) {
         uint32_t ready = atomic_load(&team->ready);
-        if (ready == team->started) break;
+        if (ready == team->started)
+            break;
         futex_wait(&team->ready, ready);
     }
     *out = team;
     return RF_OK;
 }
 
-void rf_team_stop(rf_team *team) {
-    if (!team) return;
+void rf_team_stop(rf_team *team)
+{
+    if (!team)
+        return;
     atomic_store(&team->stop, 1);
     atomic_fetch_add(&team->generation, 1);
     futex_wake(&team->generation, UINT32_MAX);
-    for (uint32_t i = 1; i <= team->started; i++) pthread_join(team->workers[i].thread, NULL);
+    for (uint32_t i = 1; i <= team->started; i++)
+        pthread_join(team->workers[i].thread, NULL);
     team->started = 0;
 }
 
-uint32_t rf_team_size(const rf_team *team) {
+uint32_t rf_team_size(const rf_team *team)
+{
     return team ? team->worker_count : 1;
 }
 
-void rf_team_run(rf_team *team, uint32_t count, uint32_t grain, rf_work_fn fn, void *context) {
-    if (count == 0) return;
-    if (grain == 0) grain = 1;
+void rf_team_run(rf_team *team, uint32_t count, uint32_t grain, rf_work_fn fn, void *context)
+{
+    if (count == 0)
+        return;
+    if (grain == 0)
+        grain = 1;
     if (!team || team->worker_count == 1 || count <= grain) {
         fn(context, 0, count, 0);
         return;
     }
-    if (count / grain >= PIECES_MAX) grain = 2; /* only count >= 2^31 with grain 1 comes here */
+    if (count / grain >= PIECES_MAX)
+        grain = 2; /* only count >= 2^31 with grain 1 comes here */
     uint32_t pieces = count / grain + (count % grain != 0);
     team->fn = fn;
     team->context = context;
@@ -232,7 +265,8 @@ void rf_team_run(rf_team *team, uint32_t count, uint32_t grain, rf_work_fn fn, v
     atomic_store_explicit(&team->ticket, (uint64_t)pieces << 32, memory_order_release);
     atomic_fetch_add(&team->generation, 1);
     uint32_t sleepers = atomic_load(&team->sleepers);
-    if (sleepers > 0) futex_wake(&team->generation, RF_MIN(sleepers, pieces - 1));
+    if (sleepers > 0)
+        futex_wake(&team->generation, RF_MIN(sleepers, pieces - 1));
     take_pieces(team, 0);
     await_done(team, pieces);
 }

@@ -15,14 +15,17 @@
 
 /* ---- open -------------------------------------------------------------------------------- */
 
-static bool is_row_of(const rf_scope *scope, const rf_plan_row *row) {
-    if (row->scope != scope->kind || rf_plan_row_is_padding(row)) return false;
+static bool is_row_of(const rf_scope *scope, const rf_plan_row *row)
+{
+    if (row->scope != scope->kind || rf_plan_row_is_padding(row))
+        return false;
     return true;
 }
 
 /* Sets the trace up in the two regions that the plan has for it, and records them as taken: the
  * ledger that counts everything counts itself. */
-static rf_status open_own_trace(rf_scope *scope, rf_error *err) {
+static rf_status open_own_trace(rf_scope *scope, rf_error *err)
+{
     const rf_plan *plan = scope->plan;
     const rf_plan_row *ledger =
         rf_plan_find_in(plan, RF_TRACE_LEDGER_ID, RF_SCOPE_MODEL, RF_DOMAIN_ANON);
@@ -35,8 +38,7 @@ static rf_status open_own_trace(rf_scope *scope, rf_error *err) {
     uint64_t ledger_rows = ledger->bytes / sizeof(rf_ledger_row);
     uint64_t event_count = events->bytes / sizeof(rf_event);
     if (ledger_rows < plan->row_count || event_count > UINT32_MAX) {
-        rf_fail(err, RF_ERR_USAGE, RF_TRACE_LEDGER_ID,
-                "rows were added behind those of the trace");
+        rf_fail(err, RF_ERR_USAGE, RF_TRACE_LEDGER_ID, "rows were added behind those of the trace");
         rf_fail_expected(err, "%u entries", plan->row_count);
         rf_fail_got(err, "%llu", (unsigned long long)ledger_rows);
         return RF_ERR_USAGE;
@@ -52,13 +54,15 @@ static rf_status open_own_trace(rf_scope *scope, rf_error *err) {
     void *region = NULL;
     rf_extent extent = {"bytes", ledger_rows, sizeof(rf_ledger_row)};
     rf_status status = rf_scope_take(scope, RF_TRACE_LEDGER_ID, &extent, &region, err);
-    if (status != RF_OK) return status;
+    if (status != RF_OK)
+        return status;
     extent = (rf_extent){"bytes", event_count, sizeof(rf_event)};
     return rf_scope_take(scope, RF_TRACE_EVENTS_ID, &extent, &region, err);
 }
 
 rf_status rf_scope_open(rf_scope *scope, const rf_plan *plan, rf_scope_kind kind, rf_trace *trace,
-                        bool pattern, rf_error *err) {
+                        bool pattern, rf_error *err)
+{
     if (!plan->laid_out) {
         return rf_fail(err, RF_ERR_USAGE, "scope", "the plan is not laid out");
     }
@@ -72,9 +76,12 @@ rf_status rf_scope_open(rf_scope *scope, const rf_plan *plan, rf_scope_kind kind
     void *base = NULL;
     if (bytes > 0) {
         rf_status status = rf_os_reserve(bytes, &base, err);
-        if (status != RF_OK) return status;
-        if (pattern) rf_pattern_fill(base, bytes);
-        else rf_os_touch(base, bytes);
+        if (status != RF_OK)
+            return status;
+        if (pattern)
+            rf_pattern_fill(base, bytes);
+        else
+            rf_os_touch(base, bytes);
     }
     *scope = (rf_scope){.kind = kind,
                         .open = true,
@@ -83,7 +90,8 @@ rf_status rf_scope_open(rf_scope *scope, const rf_plan *plan, rf_scope_kind kind
                         .trace = trace,
                         .base = base,
                         .bytes = bytes};
-    if (kind == RF_SCOPE_FORWARD) return RF_OK;
+    if (kind == RF_SCOPE_FORWARD)
+        return RF_OK;
     rf_status status = open_own_trace(scope, err);
     if (status != RF_OK) {
         rf_os_release(base, bytes);
@@ -94,7 +102,8 @@ rf_status rf_scope_open(rf_scope *scope, const rf_plan *plan, rf_scope_kind kind
 
 /* ---- take -------------------------------------------------------------------------------- */
 
-static rf_status check_extent(const rf_plan_row *row, const rf_extent *extent, rf_error *err) {
+static rf_status check_extent(const rf_plan_row *row, const rf_extent *extent, rf_error *err)
+{
     uint64_t bytes = 0;
     if (!rf_mul(extent->count, extent->unit_bytes, &bytes)) {
         rf_fail(err, RF_ERR_DRIFT, row->id, "it is taken with a size that leaves 64 bits");
@@ -121,9 +130,12 @@ static rf_status check_extent(const rf_plan_row *row, const rf_extent *extent, r
 
 /* Finds the row that may be given out under id now. */
 static rf_status find_takeable(const rf_scope *scope, const char *id, rf_domain domain,
-                               const rf_extent *extent, const rf_plan_row **out, rf_error *err) {
-    if (!scope->open) return rf_fail(err, RF_ERR_DRIFT, id, "the scope is not open");
-    if (scope->sealed) return rf_fail(err, RF_ERR_DRIFT, id, "the scope is sealed");
+                               const rf_extent *extent, const rf_plan_row **out, rf_error *err)
+{
+    if (!scope->open)
+        return rf_fail(err, RF_ERR_DRIFT, id, "the scope is not open");
+    if (scope->sealed)
+        return rf_fail(err, RF_ERR_DRIFT, id, "the scope is sealed");
     const rf_plan_row *row = rf_plan_find_in(scope->plan, id, scope->kind, domain);
     if (!row || rf_plan_row_is_padding(row)) {
         rf_fail(err, RF_ERR_DRIFT, id, "it is not planned here");
@@ -139,8 +151,10 @@ static rf_status find_takeable(const rf_scope *scope, const char *id, rf_domain 
     return check_extent(row, extent, err);
 }
 
-static void record_take(rf_scope *scope, const rf_plan_row *row, const void *address) {
-    if (!scope->trace) return;
+static void record_take(rf_scope *scope, const rf_plan_row *row, const void *address)
+{
+    if (!scope->trace)
+        return;
     uint32_t index = (uint32_t)(row - scope->plan->rows);
     scope->trace->rows[index].address = (void *)(uintptr_t)address;
     rf_trace_emit(scope->trace, RF_EVENT_ALLOC, index, (uint16_t)row->scope, row->bytes,
@@ -148,10 +162,12 @@ static void record_take(rf_scope *scope, const rf_plan_row *row, const void *add
 }
 
 rf_status rf_scope_take(rf_scope *scope, const char *id, const rf_extent *extent, void **out,
-                        rf_error *err) {
+                        rf_error *err)
+{
     const rf_plan_row *row = NULL;
     rf_status status = find_takeable(scope, id, RF_DOMAIN_ANON, extent, &row, err);
-    if (status != RF_OK) return status;
+    if (status != RF_OK)
+        return status;
     void *address = scope->base + row->offset;
     record_take(scope, row, address);
     *out = address;
@@ -159,16 +175,20 @@ rf_status rf_scope_take(rf_scope *scope, const char *id, const rf_extent *extent
 }
 
 rf_status rf_scope_adopt(rf_scope *scope, const char *id, const rf_extent *extent,
-                         const void *address, rf_error *err) {
+                         const void *address, rf_error *err)
+{
     const rf_plan_row *row = NULL;
     rf_status status = find_takeable(scope, id, RF_DOMAIN_FILE, extent, &row, err);
-    if (status != RF_OK) return status;
+    if (status != RF_OK)
+        return status;
     record_take(scope, row, address);
     return RF_OK;
 }
 
-rf_status rf_scope_seal(rf_scope *scope, rf_error *err) {
-    if (!scope->open) return rf_fail(err, RF_ERR_DRIFT, "scope", "the scope is not open");
+rf_status rf_scope_seal(rf_scope *scope, rf_error *err)
+{
+    if (!scope->open)
+        return rf_fail(err, RF_ERR_DRIFT, "scope", "the scope is not open");
     for (uint32_t i = 0; scope->trace && i < scope->plan->row_count; i++) {
         const rf_plan_row *row = &scope->plan->rows[i];
         if (is_row_of(scope, row) && scope->trace->rows[i].take_count == 0) {
@@ -184,20 +204,26 @@ rf_status rf_scope_seal(rf_scope *scope, rf_error *err) {
 
 /* ---- reset and close --------------------------------------------------------------------- */
 
-void rf_scope_reset(rf_scope *scope) {
-    if (!scope->open || !scope->trace) return;
+void rf_scope_reset(rf_scope *scope)
+{
+    if (!scope->open || !scope->trace)
+        return;
     rf_trace_emit(scope->trace, RF_EVENT_RESET, RF_NO_ROW, (uint16_t)scope->kind,
                   scope->trace->live_bytes[scope->kind], 0);
 }
 
-void rf_scope_close(rf_scope *scope, rf_trace *copy) {
-    if (copy) *copy = (rf_trace){0};
-    if (!scope->open) return;
+void rf_scope_close(rf_scope *scope, rf_trace *copy)
+{
+    if (copy)
+        *copy = (rf_trace){0};
+    if (!scope->open)
+        return;
     rf_trace *trace = scope->trace;
     for (uint32_t i = scope->plan->row_count; trace && i-- > 0;) {
         const rf_plan_row *row = &scope->plan->rows[i];
         const rf_ledger_row *entry = &trace->rows[i];
-        if (!is_row_of(scope, row) || entry->take_count == 0) continue;
+        if (!is_row_of(scope, row) || entry->take_count == 0)
+            continue;
         rf_trace_emit(trace, RF_EVENT_FREE, i, (uint16_t)row->scope,
                       entry->taken_bytes - entry->freed_bytes, (uint64_t)row->domain);
     }

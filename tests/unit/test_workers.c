@@ -16,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ITEMS_MAX 5000u
+#define ITEMS_MAX        5000u
 #define WORKERS_TEST_MAX 16u
 
 typedef struct test_team { /* a team and the memory that it lives in */
@@ -25,7 +25,8 @@ typedef struct test_team { /* a team and the memory that it lives in */
     rf_team *team;
 } test_team;
 
-static void start(test_team *test, uint32_t worker_count) {
+static void start(test_team *test, uint32_t worker_count)
+{
     *test = (test_team){0};
     test->memory = aligned_alloc(64, rf_team_bytes(worker_count));
     for (uint32_t i = 1; i < worker_count; i++) {
@@ -36,7 +37,8 @@ static void start(test_team *test, uint32_t worker_count) {
     assert_int_equal(rf_team_size(test->team), worker_count);
 }
 
-static void finish(test_team *test) {
+static void finish(test_team *test)
+{
     rf_team_stop(test->team);
     for (uint32_t i = 1; i < WORKERS_TEST_MAX; i++) {
         rf_os_release(test->stacks[i], RF_WORKER_STACK_BYTES);
@@ -53,15 +55,20 @@ typedef struct tally {
     uint32_t worker_count;
 } tally;
 
-static void count_items(void *context, uint32_t first, uint32_t last, uint32_t worker) {
+static void count_items(void *context, uint32_t first, uint32_t last, uint32_t worker)
+{
     tally *t = context;
-    for (uint32_t i = first; i < last; i++) t->visits[i]++;
+    for (uint32_t i = first; i < last; i++)
+        t->visits[i]++;
     atomic_fetch_add(&t->pieces, 1);
-    if (last - first > t->grain) atomic_fetch_add(&t->too_long, 1);
-    if (worker >= t->worker_count) atomic_fetch_add(&t->bad_worker, 1);
+    if (last - first > t->grain)
+        atomic_fetch_add(&t->too_long, 1);
+    if (worker >= t->worker_count)
+        atomic_fetch_add(&t->bad_worker, 1);
 }
 
-static void every_item_is_done_once_for_any_team_count_and_grain(void **state) {
+static void every_item_is_done_once_for_any_team_count_and_grain(void **state)
+{
     (void)state;
     static const uint32_t teams[] = {1, 2, 3, 8};
     static const uint32_t counts[] = {0, 1, 2, 7, 64, 1000, 4999};
@@ -90,15 +97,18 @@ static void every_item_is_done_once_for_any_team_count_and_grain(void **state) {
     }
 }
 
-static void add_items(void *context, uint32_t first, uint32_t last, uint32_t worker) {
+static void add_items(void *context, uint32_t first, uint32_t last, uint32_t worker)
+{
     uint64_t *sums = context;
     (void)worker;
-    for (uint32_t i = first; i < last; i++) sums[i] += i;
+    for (uint32_t i = first; i < last; i++)
+        sums[i] += i;
 }
 
 /* Short jobs one after the other, with pauses in which the workers fall asleep: a lost wake-up
  * hangs (and the test's time limit sees it), a piece that is taken twice shows in the sums. */
-static void many_short_jobs_lose_no_wake_up(void **state) {
+static void many_short_jobs_lose_no_wake_up(void **state)
+{
     (void)state;
     test_team test;
     uint64_t sums[64] = {0};
@@ -106,11 +116,13 @@ static void many_short_jobs_lose_no_wake_up(void **state) {
     start(&test, 5);
     for (uint64_t round = 0; round < rounds; round++) {
         rf_team_run(test.team, 2 + (uint32_t)(round % 63), 1, add_items, sums);
-        if (round % 500 == 0) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        if (round % 500 == 0)
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
     for (uint64_t i = 0; i < 64; i++) {
         uint64_t jobs = 0;
-        for (uint64_t round = 0; round < rounds; round++) jobs += 2 + round % 63 > i;
+        for (uint64_t round = 0; round < rounds; round++)
+            jobs += 2 + round % 63 > i;
         assert_true(sums[i] == jobs * i);
     }
     finish(&test);
@@ -122,7 +134,8 @@ typedef struct hold { /* one worker is kept in its piece until the others have d
     uint32_t pieces;
 } hold;
 
-static void hold_the_first_piece(void *context, uint32_t first, uint32_t last, uint32_t worker) {
+static void hold_the_first_piece(void *context, uint32_t first, uint32_t last, uint32_t worker)
+{
     hold *h = context;
     (void)last;
     (void)worker;
@@ -139,7 +152,8 @@ static void hold_the_first_piece(void *context, uint32_t first, uint32_t last, u
     atomic_fetch_add(&h->finished, 1);
 }
 
-static void a_worker_that_hangs_costs_its_piece_only(void **state) {
+static void a_worker_that_hangs_costs_its_piece_only(void **state)
+{
     (void)state;
     test_team test;
     hold h = {.pieces = 100};
@@ -151,13 +165,15 @@ static void a_worker_that_hangs_costs_its_piece_only(void **state) {
 }
 
 /* Time of this process on all its threads. */
-static uint64_t process_time_ns(void) {
+static uint64_t process_time_ns(void)
+{
     struct timespec now;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static void idle_workers_sleep(void **state) {
+static void idle_workers_sleep(void **state)
+{
     (void)state;
     test_team test;
     uint64_t sums[64] = {0};
@@ -170,7 +186,8 @@ static void idle_workers_sleep(void **state) {
     finish(&test);
 }
 
-static void note_signal_mask(void *context, uint32_t first, uint32_t last, uint32_t worker) {
+static void note_signal_mask(void *context, uint32_t first, uint32_t last, uint32_t worker)
+{
     uint8_t *blocked = context;
     sigset_t mask;
     (void)first;
@@ -180,7 +197,8 @@ static void note_signal_mask(void *context, uint32_t first, uint32_t last, uint3
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL); /* leaves pieces for the others */
 }
 
-static void workers_block_signals_and_the_caller_does_not(void **state) {
+static void workers_block_signals_and_the_caller_does_not(void **state)
+{
     (void)state;
     test_team test;
     uint8_t blocked[3] = {0};
@@ -194,17 +212,20 @@ static void workers_block_signals_and_the_caller_does_not(void **state) {
     finish(&test);
 }
 
-static void use_much_stack(void *context, uint32_t first, uint32_t last, uint32_t worker) {
+static void use_much_stack(void *context, uint32_t first, uint32_t last, uint32_t worker)
+{
     volatile uint8_t below[100 * 1024];
     (void)context;
     (void)first;
     (void)last;
     (void)worker;
-    for (size_t i = 0; i < sizeof below; i += 512) below[i] = (uint8_t)i;
+    for (size_t i = 0; i < sizeof below; i += 512)
+        below[i] = (uint8_t)i;
     nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
 }
 
-static void a_run_faults_no_stack_page_in(void **state) {
+static void a_run_faults_no_stack_page_in(void **state)
+{
     (void)state;
     test_team test;
     start(&test, 4);
@@ -212,7 +233,8 @@ static void a_run_faults_no_stack_page_in(void **state) {
     /* The pages are there before any piece has run. */
     for (uint32_t i = 1; i < 4; i++) {
         uint64_t resident = rf_os_resident(test.stacks[i], RF_WORKER_STACK_BYTES);
-        if (resident != UINT64_MAX) assert_int_equal(resident, RF_WORKER_STACK_BYTES);
+        if (resident != UINT64_MAX)
+            assert_int_equal(resident, RF_WORKER_STACK_BYTES);
     }
     rf_faults before = rf_os_faults();
     rf_team_run(test.team, 64, 1, use_much_stack, NULL);
@@ -224,7 +246,8 @@ static void a_run_faults_no_stack_page_in(void **state) {
     finish(&test);
 }
 
-static void starting_keeps_what_stands_in_a_stack(void **state) {
+static void starting_keeps_what_stands_in_a_stack(void **state)
+{
     (void)state;
     test_team test = {0};
     const uint32_t count = 2;
@@ -233,26 +256,31 @@ static void starting_keeps_what_stands_in_a_stack(void **state) {
     memset(test.stacks[1], 0x5a, RF_WORKER_STACK_BYTES);
     assert_int_equal(rf_team_start(test.memory, count, test.stacks, &test.team, NULL), RF_OK);
     const uint8_t *bottom = test.stacks[1];
-    for (uint32_t i = 0; i < RF_WORKER_STACK_BYTES / 4; i++) assert_int_equal(bottom[i], 0x5a);
+    for (uint32_t i = 0; i < RF_WORKER_STACK_BYTES / 4; i++)
+        assert_int_equal(bottom[i], 0x5a);
     finish(&test);
 }
 
-static void a_team_of_one_runs_in_the_caller_without_a_stack(void **state) {
+static void a_team_of_one_runs_in_the_caller_without_a_stack(void **state)
+{
     (void)state;
     uint64_t sums[8] = {0};
     void *memory = aligned_alloc(64, rf_team_bytes(1));
     rf_team *team = NULL;
     assert_int_equal(rf_team_start(memory, 1, NULL, &team, NULL), RF_OK);
     rf_team_run(team, 8, 2, add_items, sums);
-    for (uint64_t i = 0; i < 8; i++) assert_true(sums[i] == i);
+    for (uint64_t i = 0; i < 8; i++)
+        assert_true(sums[i] == i);
     rf_team_stop(team);
     free(memory);
     rf_team_stop(NULL);
     rf_team_run(NULL, 8, 2, add_items, sums); /* no team: the caller alone */
-    for (uint64_t i = 0; i < 8; i++) assert_true(sums[i] == 2 * i);
+    for (uint64_t i = 0; i < 8; i++)
+        assert_true(sums[i] == 2 * i);
 }
 
-static void a_team_of_an_impossible_size_is_refused(void **state) {
+static void a_team_of_an_impossible_size_is_refused(void **state)
+{
     (void)state;
     rf_team *team = NULL;
     rf_error err = {0};
@@ -262,7 +290,8 @@ static void a_team_of_an_impossible_size_is_refused(void **state) {
     assert_null(team);
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_item_is_done_once_for_any_team_count_and_grain),
         cmocka_unit_test(many_short_jobs_lose_no_wake_up),
