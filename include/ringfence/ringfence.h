@@ -89,7 +89,8 @@ typedef struct rf_options {
     uint32_t struct_size;  /* sizeof(rf_options): set by rf_options_init */
     uint64_t ctx;          /* positions per slot; RF_CTX_DEFAULT, RF_CTX_TRAINED or a number */
     uint32_t slots;        /* sequences; >= 1 */
-    uint32_t chunk;        /* most items of one step; 0: 256, clamped to ctx; explicit > ctx refused */
+    uint32_t chunk;        /* most items of one step; 0: the profile's, clamped to ctx; an
+                              explicit one above ctx is refused */
     uint32_t threads;      /* 0: what the process may use */
     uint32_t logit_rows;   /* most items of a step that may ask for logits; >= 1 */
     uint64_t text_bytes;   /* longest text that will be tokenised */
@@ -131,9 +132,11 @@ typedef struct rf_plan_info {
     uint32_t unknown_tensor_count;
 } rf_plan_info;
 RF_API void rf_model_plan_describe(const rf_model_plan *plan, rf_plan_info *out);
-/* Notes and unknown tensors: text that is valid until close; NULL past the end. */
+/* A note: text that is valid until close; NULL past the end. */
 RF_API const char *rf_model_plan_note(const rf_model_plan *plan, uint32_t index);
-RF_API const char *rf_model_plan_unknown_tensor(const rf_model_plan *plan, uint32_t index);
+/* The name of a tensor that the recipe has no use for; false past the end. */
+RF_API bool rf_model_plan_unknown_tensor(const rf_model_plan *plan, uint32_t index, char *name,
+                                         size_t capacity);
 
 typedef struct rf_suggestion {
     char option[48];      /* "-c 2048", "-ctk q8_0" */

@@ -407,7 +407,7 @@ static rf_status lay_out_file(rf_plan *plan, uint64_t file_bytes_whole, rf_error
         return status;
     uint64_t whole = RF_MAX(file_bytes_whole, used);
     plan->arena_bytes[RF_SCOPE_MODEL][RF_DOMAIN_FILE] = whole;
-    return add_padding(plan, RF_SCOPE_MODEL, RF_DOMAIN_FILE, RF_POOL_WEIGHTS, whole - used, 0, err);
+    return add_padding(plan, RF_SCOPE_MODEL, RF_DOMAIN_FILE, RF_POOL_OTHER, whole - used, 0, err);
 }
 
 /* Nobody lays AMBIENT memory out; it is only counted. */
