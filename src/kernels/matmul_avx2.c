@@ -1,7 +1,237 @@
-/* kernels/matmul_avx2.c: quantised weights times int16 activations with AVX2. */
-#include "kernels/kernels.h"
+/* kernels/matmul_avx2.c: quantised weights times int16 activations with AVX2, and the overlay of
+ * the table.
+ *
+ * Two shapes with the same bits. Few tokens: rows one by one from the packed bytes (dot_avx2.c),
+ * bound by memory. More: sixteen rows unpacked once into a panel (panel_avx2.c), then tiles of
+ * 16 rows x 4 tokens with rows in lanes, bound by vpmaddwd and vpaddd (about 32 products a clock).
+ */
+#include "kernels/avx2.h"
+
+#define TILE_TOKENS 4u
+
+typedef struct tile { /* tokens of a tile; pointers into their packed rows */
+    const int16_t *q[TILE_TOKENS];
+    const float *scale[TILE_TOKENS];
+    const int32_t *sums[TILE_TOKENS];
+} tile;
+
+/* Lines of the next panel's packed bytes, asked for while this panel computes: a few a block. */
+typedef struct ahead {
+    uintptr_t at, end;
+    uint32_t lines; /* a block */
+} ahead;
+
+RF_INLINE void prefetch_some(ahead *next)
+{
+    for (uint32_t i = 0; i < next->lines && next->at < next->end; i++, next->at += 64) {
+        _mm_prefetch((const char *)next->at, _MM_HINT_T1);
+    }
+}
+
+RF_INLINE __m256i broadcast_pair(const int16_t *q)
+{
+    int32_t pair;
+    memcpy(&pair, q, sizeof pair);
+    return _mm256_set1_epi32(pair);
+}
+
+/* The exact sums of one fold: acc[t][half] over pairs of k. */
+RF_INLINE void fold_sums(const int16_t *w, const int16_t *const q[4], uint32_t pairs,
+                         uint32_t tokens, __m256i acc[4][2])
+{
+    for (uint32_t t = 0; t < tokens; t++) {
+        acc[t][0] = acc[t][1] = _mm256_setzero_si256();
+    }
+#pragma GCC unroll 2
+    for (uint32_t i = 0; i < pairs; i++) {
+        __m256i w0 = rf_load_256(w + (size_t)i * 32), w1 = rf_load_256(w + (size_t)i * 32 + 16);
+        RF_PIN(w0);
+        RF_PIN(w1);
+        for (uint32_t t = 0; t < tokens; t++) {
+            const __m256i pair = broadcast_pair(q[t] + 2 * (size_t)i);
+            acc[t][0] = _mm256_add_epi32(acc[t][0], _mm256_madd_epi16(w0, pair));
+            acc[t][1] = _mm256_add_epi32(acc[t][1], _mm256_madd_epi16(w1, pair));
+            RF_PIN(acc[t][0]);
+            RF_PIN(acc[t][1]);
+        }
+    }
+}
+
+/* acc[t][half] of a fold's minimums: codes of count sub-blocks times the sums of activations. */
+RF_INLINE void fold_min_sums(const int32_t *mins, const int32_t sums[4][16], uint32_t first,
+                             uint32_t count, uint32_t tokens, __m256i acc[4][2])
+{
+    for (uint32_t t = 0; t < tokens; t++) {
+        acc[t][0] = acc[t][1] = _mm256_setzero_si256();
+    }
+    for (uint32_t j = 0; j < count; j++) {
+        const __m256i m0 = rf_load_256(mins + j * RF_PANEL_ROWS);
+        const __m256i m1 = rf_load_256(mins + j * RF_PANEL_ROWS + 8);
+        for (uint32_t t = 0; t < tokens; t++) {
+            const __m256i sum = _mm256_set1_epi32(sums[t][first + j]);
+            acc[t][0] = _mm256_add_epi32(acc[t][0], _mm256_mullo_epi32(m0, sum));
+            acc[t][1] = _mm256_add_epi32(acc[t][1], _mm256_mullo_epi32(m1, sum));
+        }
+    }
+}
+
+RF_INLINE void add_fold(__m256 lanes[4][2], const float *scale, const float act_scale[4],
+                        uint32_t tokens, __m256i acc[4][2])
+{
+    for (uint32_t t = 0; t < tokens; t++) {
+        const __m256 a = _mm256_set1_ps(act_scale[t]);
+        for (uint32_t h = 0; h < 2; h++) {
+            const __m256 product = _mm256_mul_ps(_mm256_loadu_ps(scale + 8 * h), a);
+            lanes[t][h] = _mm256_fmadd_ps(product, _mm256_cvtepi32_ps(acc[t][h]), lanes[t][h]);
+        }
+    }
+}
+
+/* out[t] = 16 results of token t. */
+RF_INLINE void run_tile(const rf_quant *quant, const rf_panel *panel, const tile *in,
+                        uint32_t block_count, uint32_t tokens, ahead *next, float out[4][16])
+{
+    __m256 lanes[RF_FOLD_LANES][4][2];
+    const uint32_t block = quant->block, fold = quant->fold, step = quant->min_step;
+    memset(lanes, 0, sizeof lanes);
+    for (uint32_t b = 0, f = 0; b < block_count; b++) {
+        const int16_t *q[4];
+        float act_scale[4];
+        int32_t sums[4][16];
+        for (uint32_t t = 0; t < tokens; t++) {
+            act_scale[t] = in->scale[t][b];
+            const int32_t *from = in->sums[t] + (size_t)b * (block / 16);
+            if (step == 32) {
+                for (uint32_t j = 0; j < block / 32; j++) {
+                    sums[t][j] = from[2 * j] + from[2 * j + 1];
+                }
+            } else if (step == 16) {
+                memcpy(sums[t], from, sizeof sums[t]);
+            }
+        }
+        prefetch_some(next);
+        for (uint32_t at = 0; at < block; at += fold, f++) {
+            const size_t k = (size_t)b * block + at;
+            __m256i acc[4][2];
+            for (uint32_t t = 0; t < tokens; t++) {
+                q[t] = in->q[t] + k;
+            }
+            fold_sums(panel->w + k * RF_PANEL_ROWS, q, fold / 2, tokens, acc);
+            add_fold(lanes[f % RF_FOLD_LANES], panel->scale + (size_t)b * RF_PANEL_ROWS, act_scale,
+                     tokens, acc);
+            if (step != 0) {
+                fold_min_sums(panel->mins + k / step * RF_PANEL_ROWS, sums, at / step,
+                              fold / step, tokens, acc);
+                add_fold(lanes[f % RF_FOLD_LANES], panel->min_scale + (size_t)b * RF_PANEL_ROWS,
+                         act_scale, tokens, acc);
+            }
+        }
+    }
+    for (uint32_t t = 0; t < tokens; t++) {
+        for (uint32_t h = 0; h < 2; h++) {
+            __m256 a[4];
+            for (uint32_t i = 0; i < 4; i++) {
+                a[i] = _mm256_add_ps(lanes[i][t][h], lanes[i + 4][t][h]);
+            }
+            a[0] = _mm256_add_ps(a[0], a[2]);
+            a[1] = _mm256_add_ps(a[1], a[3]);
+            _mm256_storeu_ps(out[t] + 8 * h, _mm256_add_ps(a[0], a[1]));
+        }
+    }
+}
+
+static void run_tile_4(const rf_quant *quant, const rf_panel *panel, const tile *in,
+                       uint32_t block_count, ahead *next, float out[4][16])
+{
+    run_tile(quant, panel, in, block_count, 4, next, out);
+}
+
+static void run_tile_3(const rf_quant *quant, const rf_panel *panel, const tile *in,
+                       uint32_t block_count, ahead *next, float out[4][16])
+{
+    run_tile(quant, panel, in, block_count, 3, next, out);
+}
+
+static void run_tile_2(const rf_quant *quant, const rf_panel *panel, const tile *in,
+                       uint32_t block_count, ahead *next, float out[4][16])
+{
+    run_tile(quant, panel, in, block_count, 2, next, out);
+}
+
+static void run_tile_1(const rf_quant *quant, const rf_panel *panel, const tile *in,
+                       uint32_t block_count, ahead *next, float out[4][16])
+{
+    run_tile(quant, panel, in, block_count, 1, next, out);
+}
+
+static void store_tile(const rf_matmul *job, uint32_t row, uint32_t rows, uint32_t first,
+                       uint32_t tokens, float results[4][16])
+{
+    for (uint32_t t = 0; t < tokens; t++) {
+        float *out = job->out + (uint64_t)rf_matmul_token(job, first + t) * job->out_stride + row;
+        for (uint32_t r = 0; r < rows; r++) {
+            out[r] = job->accumulate ? out[r] + results[t][r] : results[t][r];
+        }
+    }
+}
+
+/* All tokens of rows [row, row + rows) from their panel. */
+static void run_panel(const rf_matmul *job, const rf_quant *quant, const rf_panel *panel,
+                      uint32_t row, uint32_t rows)
+{
+    typedef void (*tile_fn)(const rf_quant *, const rf_panel *, const tile *, uint32_t, ahead *,
+                            float[4][16]);
+    static const tile_fn tiles[TILE_TOKENS + 1] = {NULL, run_tile_1, run_tile_2, run_tile_3,
+                                                   run_tile_4};
+    const uint32_t block_count = job->k / quant->block;
+    const uint32_t tile_count = (job->token_count + TILE_TOKENS - 1) / TILE_TOKENS;
+    const uint64_t bytes = RF_PANEL_ROWS * job->weight_row_bytes;
+    const uintptr_t after = (uintptr_t)job->weight + (row + rows) * job->weight_row_bytes;
+    ahead next = {after, after + bytes, (uint32_t)(bytes / 64 / tile_count / block_count) + 1};
+    for (uint32_t first = 0; first < job->token_count; first += TILE_TOKENS) {
+        const uint32_t count = RF_MIN(TILE_TOKENS, job->token_count - first);
+        float results[4][16];
+        tile in;
+        for (uint32_t t = 0; t < count; t++) {
+            const uint8_t *act = rf_matmul_act(job, first + t);
+            in.q[t] = rf_act_q16(act);
+            in.scale[t] = rf_act_scales(act, &job->layout);
+            in.sums[t] = rf_act_sums(act, &job->layout);
+        }
+        tiles[count](quant, panel, &in, block_count, &next, results);
+        store_tile(job, row, rows, first, count, results);
+    }
+}
+
+/* Up to this many tokens the dot wins. */
+#define DOT_TOKENS 4u
+
+static void matmul_quant_avx2(const rf_matmul *job, uint32_t first_row, uint32_t last_row,
+                              void *scratch)
+{
+    if (job->token_count <= DOT_TOKENS) {
+        rf_dot_avx2(job, first_row, last_row);
+        return;
+    }
+    const rf_quant *quant = rf_quant_of(job->format);
+    const size_t blocks = job->k / quant->block;
+    rf_panel panel;
+    panel.w = scratch;
+    panel.scale = (float *)(void *)(panel.w + (size_t)job->k * RF_PANEL_ROWS);
+    panel.min_scale = panel.scale + blocks * RF_PANEL_ROWS;
+    panel.mins = (int32_t *)(void *)(panel.min_scale + blocks * RF_PANEL_ROWS);
+    for (uint32_t row = first_row; row < last_row; row += RF_PANEL_ROWS) {
+        const uint32_t rows = RF_MIN(RF_PANEL_ROWS, last_row - row);
+        rf_panel_avx2(job, row, rows, &panel);
+        run_panel(job, quant, &panel, row, rows);
+    }
+}
 
 void rf_kernels_avx2(rf_kernels *kernels)
 {
-    (void)kernels;
+    static const rf_kernel_entry quant = {RF_CPU_AVX2, "matmul_avx2.c"};
+    for (uint32_t i = 0; i < RF_QUANT_COUNT; i++) {
+        kernels->matmul[rf_quants[i].format][RF_ACT_INT16] = matmul_quant_avx2;
+        kernels->matmul_entry[rf_quants[i].format][RF_ACT_INT16] = quant;
+    }
 }

@@ -11,7 +11,7 @@ static void add_block(const rf_quant *quant, const rf_unpacked *block, const int
                       const int32_t *sums, float act_scale, uint32_t first_fold, float lanes[8])
 {
     const float scale = block->scale * act_scale;
-    const float min_scale = quant->has_min ? block->min_scale * act_scale : 0.0f;
+    const float min_scale = quant->min_step != 0 ? block->min_scale * act_scale : 0.0f;
     for (uint32_t at = 0, fold = first_fold; at < quant->block; at += quant->fold, fold++) {
         float *lane = &lanes[fold % RF_FOLD_LANES];
         int32_t sum = 0;
@@ -19,7 +19,7 @@ static void add_block(const rf_quant *quant, const rf_unpacked *block, const int
             sum += block->w[i] * q[i];
         }
         *lane = __builtin_fmaf(scale, (float)sum, *lane);
-        if (quant->has_min) {
+        if (quant->min_step != 0) {
             int32_t min_sum = 0;
             for (uint32_t i = at / 16; i < (at + quant->fold) / 16; i++) {
                 min_sum += block->mins[i] * sums[i];

@@ -39,7 +39,7 @@
 #define RF_ACT_LIMIT_256 8191.0f
 
 typedef struct rf_unpacked { /* one block of one row */
-    int16_t w[RF_BLOCK_MAX];
+    _Alignas(32) int16_t w[RF_BLOCK_MAX];
     int16_t mins[RF_BLOCK_MAX / 16]; /* unused without minimums */
     float scale;
     float min_scale;
@@ -53,7 +53,7 @@ typedef struct rf_quant {
     uint16_t block; /* elements; activations have the same block */
     uint16_t block_bytes;
     uint16_t fold;
-    bool has_min;
+    uint16_t min_step; /* weights that share a minimum: 16 or 32; 0 without minimums */
     rf_unpack_fn unpack;
 } rf_quant;
 

@@ -156,18 +156,18 @@ static void unpack_q6_k(const uint8_t *block, rf_unpacked *out)
     }
 }
 
-/* format, block, block bytes, fold, has minimums */
+/* format, block, block bytes, fold, weights to a minimum */
 const rf_quant rf_quants[RF_QUANT_COUNT] = {
-    {RF_Q4_0, 32, sizeof(rf_block_q4_0), 32, false, unpack_q4_0},
-    {RF_Q4_1, 32, sizeof(rf_block_q4_1), 32, true, unpack_q4_1},
-    {RF_Q5_0, 32, sizeof(rf_block_q5_0), 32, false, unpack_q5_0},
-    {RF_Q5_1, 32, sizeof(rf_block_q5_1), 32, true, unpack_q5_1},
-    {RF_Q8_0, 32, sizeof(rf_block_q8_0), 32, false, unpack_q8_0},
-    {RF_Q2_K, 256, sizeof(rf_block_q2_k), 256, true, unpack_q2_k},
-    {RF_Q3_K, 256, sizeof(rf_block_q3_k), 256, false, unpack_q3_k},
-    {RF_Q4_K, 256, sizeof(rf_block_q4_k), 256, true, unpack_q4_k},
-    {RF_Q5_K, 256, sizeof(rf_block_q5_k), 128, true, unpack_q5_k},
-    {RF_Q6_K, 256, sizeof(rf_block_q6_k), 64, false, unpack_q6_k},
+    {RF_Q4_0, 32, sizeof(rf_block_q4_0), 32, 0, unpack_q4_0},
+    {RF_Q4_1, 32, sizeof(rf_block_q4_1), 32, 32, unpack_q4_1},
+    {RF_Q5_0, 32, sizeof(rf_block_q5_0), 32, 0, unpack_q5_0},
+    {RF_Q5_1, 32, sizeof(rf_block_q5_1), 32, 32, unpack_q5_1},
+    {RF_Q8_0, 32, sizeof(rf_block_q8_0), 32, 0, unpack_q8_0},
+    {RF_Q2_K, 256, sizeof(rf_block_q2_k), 256, 16, unpack_q2_k},
+    {RF_Q3_K, 256, sizeof(rf_block_q3_k), 256, 0, unpack_q3_k},
+    {RF_Q4_K, 256, sizeof(rf_block_q4_k), 256, 32, unpack_q4_k},
+    {RF_Q5_K, 256, sizeof(rf_block_q5_k), 128, 32, unpack_q5_k},
+    {RF_Q6_K, 256, sizeof(rf_block_q6_k), 64, 0, unpack_q6_k},
 };
 
 const rf_quant *rf_quant_of(rf_format format)

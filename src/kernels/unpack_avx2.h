@@ -1,0 +1,217 @@
+/* kernels/unpack_avx2.h: one block of each quantised format to int16 weights (rf_unpacked), as
+ * unpack_scalar.c defines it, 16 weights at a time. Inlined into the panels and the dots.
+ *
+ * Internal to kernels/, included by *_avx2.c only.
+ */
+#ifndef RF_KERNELS_UNPACK_AVX2_H
+#define RF_KERNELS_UNPACK_AVX2_H
+
+#include "kernels/avx2.h"
+
+RF_INLINE __m256i rf_i16(int value)
+{
+    return _mm256_set1_epi16((short)value);
+}
+
+/* 16 bytes of nibbles to 32 weights, each less offset. */
+RF_INLINE void rf_unpack_nibbles(const uint8_t *qs, int offset, int16_t *w)
+{
+    const __m256i bytes = rf_load_bytes_u16(qs);
+    rf_store_256(w, _mm256_sub_epi16(_mm256_and_si256(bytes, rf_i16(15)), rf_i16(offset)));
+    rf_store_256(w + 16, _mm256_sub_epi16(_mm256_srli_epi16(bytes, 4), rf_i16(offset)));
+}
+
+/* 16 where the bit of the element is set in bits, else 0. */
+RF_INLINE __m256i rf_fifth_bits(uint32_t bits)
+{
+    const __m256i select = _mm256_setr_epi16(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048,
+                                             4096, 8192, 16384, (short)-32768);
+    const __m256i hit =
+        _mm256_cmpeq_epi16(_mm256_and_si256(rf_i16((short)(bits & 0xFFFF)), select), select);
+    return _mm256_and_si256(hit, rf_i16(16));
+}
+
+RF_INLINE void rf_unpack_q4_0(const uint8_t *block, rf_unpacked *out)
+{
+    out->scale = rf_load_f16(block);
+    rf_unpack_nibbles(block + 2, 8, out->w);
+}
+
+RF_INLINE void rf_unpack_q4_1(const uint8_t *block, rf_unpacked *out)
+{
+    out->scale = rf_load_f16(block);
+    out->min_scale = rf_load_f16(block + 2);
+    out->mins[0] = out->mins[1] = 1;
+    rf_unpack_nibbles(block + 4, 0, out->w);
+}
+
+RF_INLINE void rf_unpack_five(const uint8_t *high, const uint8_t *qs, int offset, int16_t *w)
+{
+    const uint32_t bits = rf_load_u32(high);
+    const __m256i bytes = rf_load_bytes_u16(qs);
+    const __m256i a = _mm256_or_si256(_mm256_and_si256(bytes, rf_i16(15)), rf_fifth_bits(bits));
+    const __m256i b = _mm256_or_si256(_mm256_srli_epi16(bytes, 4), rf_fifth_bits(bits >> 16));
+    rf_store_256(w, _mm256_sub_epi16(a, rf_i16(offset)));
+    rf_store_256(w + 16, _mm256_sub_epi16(b, rf_i16(offset)));
+}
+
+RF_INLINE void rf_unpack_q5_0(const uint8_t *block, rf_unpacked *out)
+{
+    out->scale = rf_load_f16(block);
+    rf_unpack_five(block + 2, block + 6, 16, out->w);
+}
+
+RF_INLINE void rf_unpack_q5_1(const uint8_t *block, rf_unpacked *out)
+{
+    out->scale = rf_load_f16(block);
+    out->min_scale = rf_load_f16(block + 2);
+    out->mins[0] = out->mins[1] = 1;
+    rf_unpack_five(block + 4, block + 8, 0, out->w);
+}
+
+RF_INLINE void rf_unpack_q8_0(const uint8_t *block, rf_unpacked *out)
+{
+    out->scale = rf_load_f16(block);
+    rf_store_256(out->w, rf_load_bytes_i16(block + 2));
+    rf_store_256(out->w + 16, rf_load_bytes_i16(block + 18));
+}
+
+RF_INLINE void rf_unpack_q2_k(const uint8_t *block, rf_unpacked *out)
+{
+    const uint8_t *scales = block + offsetof(rf_block_q2_k, scales);
+    const uint8_t *qs = block + offsetof(rf_block_q2_k, qs);
+    out->scale = rf_load_f16(block + offsetof(rf_block_q2_k, d));
+    out->min_scale = -rf_load_f16(block + offsetof(rf_block_q2_k, dmin));
+    rf_store_256(out->mins, _mm256_srli_epi16(rf_load_bytes_u16(scales), 4));
+    for (int half = 0; half < 2; half++) {
+        for (int side = 0; side < 2; side++) {
+            __m256i q = rf_load_bytes_u16(qs + 32 * half + 16 * side);
+            for (int part = 0; part < 4; part++, q = _mm256_srli_epi16(q, 2)) {
+                const int j = 8 * half + 2 * part + side;
+                const __m256i code = _mm256_and_si256(q, rf_i16(3));
+                rf_store_256(out->w + 16 * j, _mm256_mullo_epi16(code, rf_i16(scales[j] & 15)));
+            }
+        }
+    }
+}
+
+RF_INLINE void rf_unpack_q3_k(const uint8_t *block, rf_unpacked *out)
+{
+    const uint8_t *hmask = block + offsetof(rf_block_q3_k, hmask);
+    const uint8_t *qs = block + offsetof(rf_block_q3_k, qs);
+    const uint8_t *scales = block + offsetof(rf_block_q3_k, scales);
+    out->scale = rf_load_f16(block + offsetof(rf_block_q3_k, d));
+    for (int side = 0; side < 2; side++) {
+        __m256i high = rf_load_bytes_u16(hmask + 16 * side);
+        for (int half = 0; half < 2; half++) {
+            __m256i q = rf_load_bytes_u16(qs + 32 * half + 16 * side);
+            for (int part = 0; part < 4; part++, q = _mm256_srli_epi16(q, 2)) {
+                const int j = 8 * half + 2 * part + side;
+                const int low4 = j < 8 ? scales[j] & 15 : scales[j - 8] >> 4;
+                const int scale = (low4 | (scales[8 + j % 4] >> (j / 4 * 2) & 3) << 4) - 32;
+                const __m256i third = _mm256_slli_epi16(_mm256_and_si256(high, rf_i16(1)), 2);
+                const __m256i code = _mm256_sub_epi16(
+                    _mm256_or_si256(_mm256_and_si256(q, rf_i16(3)), third), rf_i16(4));
+                rf_store_256(out->w + 16 * j, _mm256_mullo_epi16(code, rf_i16(scale)));
+                high = _mm256_srli_epi16(high, 1);
+            }
+        }
+    }
+}
+
+/* The 6-bit codes of q4_K and q5_K: bytes 0..7 the scales, 8..15 the minimums. */
+RF_INLINE __m128i rf_scales_k(const uint8_t *packed)
+{
+    const uint32_t a = rf_load_u32(packed), b = rf_load_u32(packed + 4),
+                   c = rf_load_u32(packed + 8);
+    const uint32_t low6 = 0x3F3F3F3Fu, low4 = 0x0F0F0F0Fu, top2 = 0x30303030u;
+    return _mm_setr_epi32((int)(a & low6), (int)((c & low4) | (a >> 2 & top2)), (int)(b & low6),
+                          (int)((c >> 4 & low4) | (b >> 2 & top2)));
+}
+
+RF_INLINE void rf_unpack_q4_k(const uint8_t *block, rf_unpacked *out)
+{
+    const uint8_t *qs = block + offsetof(rf_block_q4_k, qs);
+    const __m128i codes = rf_scales_k(block + offsetof(rf_block_q4_k, scales));
+    int16_t scales[8];
+    _mm_storeu_si128((__m128i *)scales, _mm_cvtepu8_epi16(codes));
+    const __m128i mins = _mm_srli_si128(codes, 8);
+    rf_store_256(out->mins, _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(mins, mins)));
+    out->scale = rf_load_f16(block);
+    out->min_scale = -rf_load_f16(block + 2);
+    for (int j = 0; j < 4; j++) {
+        const __m256i low = rf_i16(scales[2 * j]), high = rf_i16(scales[2 * j + 1]);
+        for (int side = 0; side < 2; side++) {
+            const __m256i q = rf_load_bytes_u16(qs + 32 * j + 16 * side);
+            int16_t *w = out->w + 64 * j + 16 * side;
+            rf_store_256(w, _mm256_mullo_epi16(_mm256_and_si256(q, rf_i16(15)), low));
+            rf_store_256(w + 32, _mm256_mullo_epi16(_mm256_srli_epi16(q, 4), high));
+        }
+    }
+}
+
+RF_INLINE void rf_unpack_q5_k(const uint8_t *block, rf_unpacked *out)
+{
+    const uint8_t *qs = block + offsetof(rf_block_q5_k, qs);
+    const uint8_t *qh = block + offsetof(rf_block_q5_k, qh);
+    const __m128i codes = rf_scales_k(block + offsetof(rf_block_q5_k, scales));
+    int16_t scales[8];
+    _mm_storeu_si128((__m128i *)scales, _mm_cvtepu8_epi16(codes));
+    const __m128i mins = _mm_srli_si128(codes, 8);
+    rf_store_256(out->mins, _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(mins, mins)));
+    out->scale = rf_load_f16(block);
+    out->min_scale = -rf_load_f16(block + 2);
+    for (int side = 0; side < 2; side++) {
+        __m256i bits = _mm256_slli_epi16(rf_load_bytes_u16(qh + 16 * side), 4);
+        for (int j = 0; j < 4; j++) {
+            const __m256i q = rf_load_bytes_u16(qs + 32 * j + 16 * side);
+            int16_t *w = out->w + 64 * j + 16 * side;
+            const __m256i low = _mm256_or_si256(_mm256_and_si256(q, rf_i16(15)),
+                                                _mm256_and_si256(bits, rf_i16(16)));
+            bits = _mm256_srli_epi16(bits, 1);
+            const __m256i high =
+                _mm256_or_si256(_mm256_srli_epi16(q, 4), _mm256_and_si256(bits, rf_i16(16)));
+            bits = _mm256_srli_epi16(bits, 1);
+            rf_store_256(w, _mm256_mullo_epi16(low, rf_i16(scales[2 * j])));
+            rf_store_256(w + 32, _mm256_mullo_epi16(high, rf_i16(scales[2 * j + 1])));
+        }
+    }
+}
+
+/* The codes of the four sub-blocks (half, 0..3, side) of q6_K, each less 32. */
+RF_INLINE void rf_codes_q6_k(const uint8_t *block, int half, int side, __m256i code[4])
+{
+    const __m256i low0 = rf_load_bytes_u16(block + 64 * half + 16 * side);
+    const __m256i low1 = rf_load_bytes_u16(block + 64 * half + 32 + 16 * side);
+    const __m256i high =
+        rf_load_bytes_u16(block + offsetof(rf_block_q6_k, qh) + 32 * half + 16 * side);
+    const __m256i four = rf_i16(15), two = rf_i16(0x30), middle = rf_i16(32);
+    code[0] = _mm256_or_si256(_mm256_and_si256(low0, four),
+                              _mm256_and_si256(_mm256_slli_epi16(high, 4), two));
+    code[1] = _mm256_or_si256(_mm256_and_si256(low1, four),
+                              _mm256_and_si256(_mm256_slli_epi16(high, 2), two));
+    code[2] = _mm256_or_si256(_mm256_srli_epi16(low0, 4), _mm256_and_si256(high, two));
+    code[3] = _mm256_or_si256(_mm256_srli_epi16(low1, 4),
+                              _mm256_and_si256(_mm256_srli_epi16(high, 2), two));
+    for (int part = 0; part < 4; part++) {
+        code[part] = _mm256_sub_epi16(code[part], middle);
+    }
+}
+
+RF_INLINE void rf_unpack_q6_k(const uint8_t *block, rf_unpacked *out)
+{
+    const int8_t *scales = (const int8_t *)block + offsetof(rf_block_q6_k, scales);
+    out->scale = rf_load_f16(block + offsetof(rf_block_q6_k, d));
+    for (int half = 0; half < 2; half++) {
+        for (int side = 0; side < 2; side++) {
+            __m256i code[4];
+            rf_codes_q6_k(block, half, side, code);
+            for (int part = 0; part < 4; part++) {
+                const int j = 8 * half + 2 * part + side;
+                rf_store_256(out->w + 16 * j, _mm256_mullo_epi16(code[part], rf_i16(scales[j])));
+            }
+        }
+    }
+}
+
+#endif
