@@ -46,8 +46,10 @@ RF_INLINE float rf_load_f16(const void *p)
 /* Element i of the result is the sum of the eight integers of v[i]. */
 RF_INLINE __m256i rf_sum_each_of_8(const __m256i v[8])
 {
-    const __m256i a = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
-    const __m256i b = _mm256_hadd_epi32(_mm256_hadd_epi32(v[4], v[5]), _mm256_hadd_epi32(v[6], v[7]));
+    const __m256i a =
+        _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
+    const __m256i b =
+        _mm256_hadd_epi32(_mm256_hadd_epi32(v[4], v[5]), _mm256_hadd_epi32(v[6], v[7]));
     return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20),
                             _mm256_permute2x128_si256(a, b, 0x31));
 }
@@ -95,8 +97,7 @@ RF_INLINE __m256 rf_exp_ymm(__m256 x)
     const __m256i i = _mm256_sub_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(0x4B400000));
     const __m256i half = _mm256_srai_epi32(i, 1), bias = _mm256_set1_epi32(127);
     const __m256i low = _mm256_slli_epi32(_mm256_add_epi32(half, bias), 23);
-    const __m256i high =
-        _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(i, half), bias), 23);
+    const __m256i high = _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(i, half), bias), 23);
     return _mm256_mul_ps(_mm256_mul_ps(p, _mm256_castsi256_ps(low)), _mm256_castsi256_ps(high));
 }
 

@@ -120,8 +120,8 @@ RF_INLINE void run_tile(const rf_quant *quant, const rf_panel *panel, const tile
             add_fold(lanes[f % RF_FOLD_LANES], panel->scale + (size_t)b * RF_PANEL_ROWS, act_scale,
                      tokens, acc);
             if (step != 0) {
-                fold_min_sums(panel->mins + k / step * RF_PANEL_ROWS, sums, at / step,
-                              fold / step, tokens, acc);
+                fold_min_sums(panel->mins + k / step * RF_PANEL_ROWS, sums, at / step, fold / step,
+                              tokens, acc);
                 add_fold(lanes[f % RF_FOLD_LANES], panel->min_scale + (size_t)b * RF_PANEL_ROWS,
                          act_scale, tokens, acc);
             }
@@ -230,8 +230,18 @@ static void matmul_quant_avx2(const rf_matmul *job, uint32_t first_row, uint32_t
 void rf_kernels_avx2(rf_kernels *kernels)
 {
     static const rf_kernel_entry quant = {RF_CPU_AVX2, "matmul_avx2.c"};
+    static const rf_kernel_entry wide = {RF_CPU_AVX2, "matmul_float_avx2.c"};
+    static const rf_kernel_entry attend = {RF_CPU_AVX2, "attend_avx2.c"};
+    static const rf_format floats[] = {RF_F32, RF_F16, RF_BF16};
     for (uint32_t i = 0; i < RF_QUANT_COUNT; i++) {
         kernels->matmul[rf_quants[i].format][RF_ACT_INT16] = matmul_quant_avx2;
         kernels->matmul_entry[rf_quants[i].format][RF_ACT_INT16] = quant;
     }
+    for (size_t i = 0; i < RF_ARRAY_COUNT(floats); i++) {
+        kernels->matmul[floats[i]][RF_ACT_F32] = rf_matmul_float_avx2;
+        kernels->matmul_entry[floats[i]][RF_ACT_F32] = wide;
+    }
+    rf_vector_avx2(kernels);
+    kernels->attend = rf_attend_avx2;
+    kernels->attend_entry = attend;
 }

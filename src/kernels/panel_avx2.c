@@ -29,9 +29,9 @@ RF_INLINE void interleave_8(const int16_t *w, size_t stride, int16_t *panel)
     }
 }
 
-RF_INLINE void make_panel(const rf_matmul *job, uint32_t row, uint32_t count,
-                          const rf_panel *panel, uint32_t block, uint32_t block_bytes,
-                          uint32_t min_step, rf_unpack_fn unpack)
+RF_INLINE void make_panel(const rf_matmul *job, uint32_t row, uint32_t count, const rf_panel *panel,
+                          uint32_t block, uint32_t block_bytes, uint32_t min_step,
+                          rf_unpack_fn unpack)
 {
     const uint32_t block_count = job->k / block;
     for (uint32_t b = 0; b < block_count; b++) {

@@ -123,6 +123,7 @@ void rf_attend_scalar(const rf_attend *job)
             job->scores[j] = dot(q, job->k + (size_t)j * job->k_width, job->k_width) * job->scale;
             max = job->scores[j] > max ? job->scores[j] : max;
         }
+        max += 0.0f; /* -0 becomes +0: which zero was met first must not matter */
         float lanes[RF_FLOAT_LANES] = {0};
         for (uint32_t j = seen.first; j < seen.last; j++) {
             job->scores[j] = rf_exp_one(job->scores[j] - max);
