@@ -165,6 +165,14 @@ static void note_op(const rf_op *op, int32_t number, lifetime lives[RF_B_COUNT])
     if (is_matmul || op->kind == RF_OP_ATTEND) extend(&lives[RF_B_SCRATCH], number);
 }
 
+/* The layers' ops run again for every layer: what comes into them from before, or goes out of them
+ * behind, must not give its place to anything in between. */
+static void span_layers(lifetime *life, int32_t first_in_layer, int32_t last_in_layer) {
+    bool is_in_layer = life->last >= first_in_layer && life->first <= last_in_layer;
+    if (is_in_layer && life->first < first_in_layer) life->last = RF_MAX(life->last, last_in_layer);
+    if (is_in_layer && life->last > last_in_layer) life->first = RF_MIN(life->first, first_in_layer);
+}
+
 rf_status rf_recipe_plan(rf_plan *plan, const rf_recipe *recipe, const rf_config *config,
                          const rf_weight *table, const rf_step_shape *shape, rf_error *err) {
     lifetime lives[RF_B_COUNT];
@@ -173,9 +181,10 @@ rf_status rf_recipe_plan(rf_plan *plan, const rf_recipe *recipe, const rf_config
     for (uint32_t i = 0; i < recipe->before_count; i++) note_op(&recipe->before[i], number++, lives);
     for (uint32_t i = 0; i < recipe->layer_count; i++) note_op(&recipe->layer[i], number++, lives);
     for (uint32_t i = 0; i < recipe->after_count; i++) note_op(&recipe->after[i], number++, lives);
-    /* What every op may look at, and what lives on between the layers and behind the step. */
-    lives[RF_B_ITEMS] = (lifetime){0, number - 1};
-    lives[RF_B_RESIDUAL].last = number - 1;
+    int32_t first_in_layer = (int32_t)recipe->before_count;
+    int32_t last_in_layer = first_in_layer + (int32_t)recipe->layer_count - 1;
+    for (int b = 0; b < RF_B_COUNT; b++) span_layers(&lives[b], first_in_layer, last_in_layer);
+    lives[RF_B_ITEMS] = (lifetime){0, number - 1}; /* every op may look at them */
     for (int b = RF_B_ITEMS; b < RF_B_COUNT; b++) {
         rf_buffer_extent extent = rf_buffer_extent_of(config, table, shape, (rf_buffer)b);
         rf_plan_row row = {.scope = RF_SCOPE_FORWARD,
