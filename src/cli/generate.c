@@ -1,0 +1,158 @@
+/* cli/generate.c: from the logits of a prompt to text, one token at a time.
+ *
+ * Owns the loop that `run` and `chat` share. Text leaves through a streaming detokeniser, whole
+ * characters only, and is flushed after each token.
+ */
+#include "cli.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+rf_sampling cli_sampling(const cli_args *args)
+{
+    rf_sampling sampling;
+    rf_sampling_init(&sampling);
+    sampling.temperature = (float)args->temperature;
+    sampling.top_k = (uint32_t)args->top_k;
+    sampling.top_p = (float)args->top_p;
+    sampling.min_p = (float)args->min_p;
+    sampling.repeat_penalty = (float)args->repeat_penalty;
+    sampling.repeat_last = (uint32_t)args->repeat_last;
+    sampling.seed = args->seed;
+    return sampling;
+}
+
+static uint64_t random_seed(void)
+{
+    uint32_t seed; /* short enough to be typed again */
+    if (getrandom(&seed, sizeof seed, 0) != (ssize_t)sizeof seed)
+        seed = (uint32_t)(rf_os_clock_ns() * UINT64_C(0x9E3779B97F4A7C15) >> 32);
+    return seed;
+}
+
+rf_status cli_start_sampler(const cli_args *args, cli_model *model, uint64_t *seed, rf_error *err)
+{
+    rf_sampling sampling = cli_sampling(args);
+    if (!cli_has(args, CLI_GIVEN_SEED))
+        sampling.seed = random_seed();
+    *seed = sampling.seed;
+    if (sampling.temperature > 0.0f && !cli_has(args, CLI_GIVEN_SEED))
+        cli_note("seed %llu", (unsigned long long)sampling.seed);
+    return rf_sampler_start(model->model, 0, &sampling, err);
+}
+
+const char *cli_stop_name(cli_stop stop)
+{
+    static const char *const names[] = {"end", "limit", "ring"};
+    return names[stop];
+}
+
+double cli_rate(uint64_t count, uint64_t elapsed_ns)
+{
+    return elapsed_ns ? (double)count * 1e9 / (double)elapsed_ns : 0.0;
+}
+
+static rf_status give_text(cli_generation *generation, const char *text, uint64_t bytes,
+                           rf_error *err)
+{
+    if (!generation->collect) {
+        out_bytes(text, (size_t)bytes);
+        out_flush();
+        return out_status(err);
+    }
+    if (!bytes)
+        return RF_OK;
+    char *grown = realloc(generation->text.data, generation->text.size + (size_t)bytes);
+    if (!grown)
+        return rf_fail(err, RF_ERR_NO_FIT, "text", "no memory for the text");
+    memcpy(grown + generation->text.size, text, (size_t)bytes);
+    generation->text.data = grown;
+    generation->text.size += (size_t)bytes;
+    return RF_OK;
+}
+
+static rf_status step_one(cli_model *model, uint32_t token, rf_error *err)
+{
+    rf_step_item item = {0, token, rf_slot_length(model->model, 0), true};
+    return rf_step(model->model, &item, 1, err);
+}
+
+/* The loop itself; piece[capacity] holds the text of one token. */
+static rf_status generate_tokens(cli_model *model, rf_text_stream *stream,
+                                 cli_generation *generation, char *piece, uint64_t capacity,
+                                 rf_error *err)
+{
+    generation->stop = CLI_STOP_LIMIT;
+    while (generation->limit < 0 || generation->tokens < (uint64_t)generation->limit) {
+        rf_status status = signals_status(err);
+        if (!status)
+            status = rf_sample(model->model, 0, 0, &generation->last, err);
+        if (status)
+            return status;
+        bool end = rf_tokenizer_is_end(model->tokenizer, generation->last);
+        if (!end) {
+            generation->tokens++;
+            uint64_t bytes = rf_text_stream_push(stream, generation->last, piece, capacity);
+            status = give_text(generation, piece, bytes, err);
+            if (status)
+                return status;
+        }
+        bool more =
+            !end && (generation->limit < 0 || generation->tokens < (uint64_t)generation->limit);
+        bool room = rf_slot_length(model->model, 0) < model->info.ctx;
+        if (room && (more || generation->commit_last)) {
+            status = step_one(model, generation->last, err);
+            if (status)
+                return status;
+        }
+        if (end) {
+            generation->stop = CLI_STOP_END;
+            return RF_OK;
+        }
+        if (more && !room) {
+            generation->stop = CLI_STOP_RING;
+            return RF_OK;
+        }
+    }
+    return RF_OK;
+}
+
+rf_status cli_generate(cli_model *model, rf_text_stream *stream, cli_generation *generation,
+                       rf_error *err)
+{
+    uint64_t capacity = rf_text_stream_bound(model->tokenizer);
+    char *piece = malloc((size_t)capacity + 1);
+    if (!piece)
+        return rf_fail(err, RF_ERR_NO_FIT, "text", "no memory for a token's text");
+    uint64_t start = rf_os_clock_ns();
+    rf_status status = generate_tokens(model, stream, generation, piece, capacity, err);
+    uint64_t bytes = rf_text_stream_flush(stream, piece, capacity);
+    rf_status flushed = give_text(generation, piece, bytes, status ? NULL : err);
+    generation->elapsed_ns = rf_os_clock_ns() - start;
+    free(piece);
+    return status ? status : flushed;
+}
+
+void cli_memory_summary(const cli_model *model)
+{
+    const rf_plan *plan = rf_model_plan_regions(model->plan);
+    const rf_trace *trace = rf_model_trace(model->model);
+    uint64_t planned = 0, taken = 0;
+    for (uint32_t i = 0; i < plan->row_count && i < trace->row_count; i++) {
+        const rf_plan_row *row = &plan->rows[i];
+        if (row->scope == RF_SCOPE_AMBIENT || strncmp(row->id, "padding", 7) == 0)
+            continue;
+        planned += row->bytes;
+        taken += trace->rows[i].taken_bytes;
+    }
+    cli_note("memory: planned %s (weights %s, kv %s, forward %s, other %s), %s",
+             cli_size(plan->total_bytes).text, cli_size(plan->pool_bytes[RF_POOL_WEIGHTS]).text,
+             cli_size(plan->pool_bytes[RF_POOL_KV]).text,
+             cli_size(plan->pool_bytes[RF_POOL_FORWARD]).text,
+             cli_size(plan->pool_bytes[RF_POOL_TABLES] + plan->pool_bytes[RF_POOL_WORKERS] +
+                      plan->pool_bytes[RF_POOL_OTHER])
+                 .text,
+             planned == taken ? "all of it taken and nothing else"
+                              : "but what was taken DIFFERS: see ringfence check");
+}
