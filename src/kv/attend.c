@@ -149,7 +149,7 @@ void rf_kv_attend_run(const rf_kv *kv, const rf_kernels *kernels, const rf_kv_at
     const rf_kv_layer_store *layer = &kv->layers[job->layer];
     uint32_t group = job->heads / layer->kv_heads;
     uint32_t tokens = tile_tokens(group);
-    scratch_parts parts;
+    scratch_parts parts = {0};
     lay_scratch(scratch, layer->side[RF_KV_K].width, layer->side[RF_KV_V].width, group, &parts);
     for (uint32_t unit = first_unit; unit < last_unit; unit++) {
         uint32_t head = unit % layer->kv_heads;
