@@ -154,6 +154,10 @@ static void integers_and_strings_are_formatted_like_libc_does(void **state)
     ASSERT_LIKE_LIBC("[%8s][%-8s][%.3s][%.*s][%*s][%-*s]", "ab", "ab", "abcdef", 2, "xyz", 6, "q",
                      6, "q");
     ASSERT_LIKE_LIBC("%c%c|%3c|%-3c|", 'a', 'b', 'c', 'd');
+    const char *volatile left_beats_zero = "[%-05d]"; /* the compiler would object to a literal */
+    char text[16];
+    rf_print(text, sizeof text, left_beats_zero, -42);
+    assert_string_equal(text, "[-42  ]");
     ASSERT_LIKE_LIBC("plain text without any conversion");
     ASSERT_LIKE_LIBC("%lld %lld %llu %llx", (long long)INT64_MIN, (long long)INT64_MAX,
                      (unsigned long long)UINT64_MAX, (unsigned long long)UINT64_MAX);
@@ -509,6 +513,8 @@ static void what_is_no_readable_file_is_an_io_error_with_its_path(void **state)
         assert_int_equal(rf_os_map(paths[i], &mapping, &err), RF_ERR_IO);
         assert_string_equal(err.where, paths[i]);
         assert_null(mapping.data);
+        if (i == 1)
+            assert_non_null(strstr(err.what, "is a directory"));
     }
     unlink(pipe_path);
     rmdir(fifo);

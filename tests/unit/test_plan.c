@@ -118,6 +118,21 @@ static void sizes_beyond_64_bits_do_not_fit_and_are_named(void **state)
     }
 }
 
+static void a_layout_that_fails_leaves_the_plan_as_it_was(void **state)
+{
+    (void)state;
+    rf_plan_row rows[8];
+    rf_plan plan;
+    rf_error err = {0};
+    rf_plan_init(&plan, rows, 8);
+    add(&plan, "small", RF_SCOPE_MODEL, 100); /* MODEL can be laid out, FORWARD cannot */
+    add(&plan, "vast", RF_SCOPE_FORWARD, UINT64_MAX - 100);
+    assert_int_equal(rf_plan_layout(&plan, 0, &err), RF_ERR_NO_FIT);
+    assert_int_equal(plan.row_count, 2);
+    assert_int_equal(plan.arena_bytes[RF_SCOPE_MODEL][RF_DOMAIN_ANON], 0);
+    assert_false(plan.laid_out);
+}
+
 static void model_rows_and_their_padding_sum_to_the_arena(void **state)
 {
     (void)state;
@@ -163,7 +178,7 @@ static void totals_add_up_over_scopes_domains_and_pools(void **state)
         rf_plan_add_region(&plan, "kv", "f16", RF_SCOPE_MODEL, RF_POOL_KV, 128, 2, NULL), RF_OK);
     lay_out(&plan, 10000);
     assert_int_equal(plan.file_bytes, 10000);
-    assert_int_equal(plan.pool_bytes[RF_POOL_WEIGHTS], 10000);
+    assert_int_equal(plan.pool_bytes[RF_POOL_WEIGHTS], 5000); /* header and gaps are padding */
     assert_int_equal(plan.pool_bytes[RF_POOL_KV], 256);
     /* The two buffers share the slab. */
     assert_int_equal(plan.pool_bytes[RF_POOL_FORWARD], 8192);
@@ -279,7 +294,7 @@ static void add_step(rf_plan *plan, uint64_t rows, uint64_t width, uint64_t q_wi
     add_forward(plan, "forward.logits", vocabulary * 4, 19, 20);
 }
 
-static void a_slab_is_at_most_1_3_times_its_lower_bound(void **state)
+static void a_slab_is_at_most_a_twentieth_above_its_lower_bound(void **state)
 {
     (void)state;
     static const uint64_t models[][7] = {/* rows, width, q, kv, hidden, vocabulary, scratch */
@@ -300,7 +315,8 @@ static void a_slab_is_at_most_1_3_times_its_lower_bound(void **state)
         uint64_t slab = plan.arena_bytes[RF_SCOPE_FORWARD][RF_DOMAIN_ANON];
         uint64_t bound = lower_bound(&plan, 21);
         assert_true(slab >= bound);
-        assert_true((double)slab <= 1.3 * (double)bound + (double)rf_os_page_bytes());
+        /* Measured: at most 1.1 % with the last page's rest; smallest first costs up to 27 %. */
+        assert_true((double)slab <= 1.05 * (double)bound + (double)rf_os_page_bytes());
     }
 }
 
@@ -326,12 +342,13 @@ int main(void)
         cmocka_unit_test(a_wrong_row_is_refused_and_changes_nothing),
         cmocka_unit_test(nothing_is_added_after_the_layout),
         cmocka_unit_test(sizes_beyond_64_bits_do_not_fit_and_are_named),
+        cmocka_unit_test(a_layout_that_fails_leaves_the_plan_as_it_was),
         cmocka_unit_test(model_rows_and_their_padding_sum_to_the_arena),
         cmocka_unit_test(totals_add_up_over_scopes_domains_and_pools),
         cmocka_unit_test(a_file_whose_data_is_missing_counts_its_rows),
         cmocka_unit_test(random_plans_never_overlap),
         cmocka_unit_test(verify_names_two_rows_that_overlap_while_both_live),
-        cmocka_unit_test(a_slab_is_at_most_1_3_times_its_lower_bound),
+        cmocka_unit_test(a_slab_is_at_most_a_twentieth_above_its_lower_bound),
         cmocka_unit_test(a_row_without_a_lifetime_shares_its_place_with_nobody),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
