@@ -366,6 +366,7 @@ uint64_t rf_os_clock_ns(void)
 /* ---- control groups ---------------------------------------------------------------------- */
 
 #define CGROUP_PATH_BYTES 512u
+#define NO_LIMIT          (UINT64_C(1) << 62) /* version 1 spells "max" as LONG_MAX, in whole pages */
 
 /* Fills path with this process's group under a controller ("" for version 2, whose line reads
  * "0::/path"); false when it has none. */
@@ -436,7 +437,7 @@ static uint64_t cgroup_left(const rf_cgroup_names *names)
         uint64_t limit = 0;
         if (!read_group_file(names->root, path, names->limit, text, sizeof text))
             continue;
-        if (!parse_u64(text, &limit))
+        if (!parse_u64(text, &limit) || limit >= NO_LIMIT)
             continue; /* "max" */
         uint64_t used = 0;
         if (read_group_file(names->root, path, "memory.stat", text, sizeof text)) {
