@@ -1,0 +1,140 @@
+"""The engine against an independent float64 implementation, on tiny models of odd geometry.
+
+Figures are natural logarithms of probabilities. Float weights with f32 keys and values: only the
+order of float32 sums differs, so 2e-5 (measured spread of such sums: a few 1e-6). Packed weights:
+the engine rounds activations to at least 14 bits plus sign, the reference does not; 2e-3.
+"""
+import numpy as np
+import pytest
+import runner
+import tiny_models
+from reference import Llama
+
+TEXT = "the rain in spain stays 17 mainly. in the plain, no one hears a zebra x ray. so it is"
+EXACT_KV = ["-ctk", "f32", "-ctv", "f32"]
+FLOAT = 2e-5
+PACKED = 2e-3
+TOP = 5
+
+
+def tokens_of(path, text):
+    done = runner.run("tokenize", "--json", path, "-p", text)
+    return [token["id"] for token in done.json["tokens"]]
+
+
+def scores_of(path, text_file, *options):
+    """{position: line} of the scored positions."""
+    done = runner.run("score", "--json", path, "-f", text_file, "--top", TOP, *options)
+    return {line["pos"]: line for line in done.lines}
+
+
+def compare(path, tmp_path, tolerance, *options, model=None, text=TEXT):
+    """Every position: the token's logarithm and the five best are what the reference has."""
+    text_file = tmp_path / "text"
+    text_file.write_text(text)
+    ids = tokens_of(path, text)
+    lines = scores_of(path, text_file, *options)
+    expected = (model or Llama(path)).log_probabilities(ids)
+    assert set(range(1, len(ids))) <= set(lines), "a position is missing"
+    worst = 0.0
+    for position in range(1, len(ids)):
+        line, row = lines[position], expected[position - 1]
+        assert line["id"] == ids[position]
+        worst = max(worst, abs(line["logprob"] - row[ids[position]]))
+        assert len(line["top"]) == TOP
+        given = [entry["logprob"] for entry in line["top"]]
+        assert given == sorted(given, reverse=True)
+        best = np.sort(row)[::-1][:TOP]
+        worst = max(worst, np.abs(np.array(given) - best).max())
+        for entry in line["top"]:
+            worst = max(worst, abs(entry["logprob"] - row[entry["id"]]))
+    assert worst <= tolerance, f"the largest difference is {worst:.3g}"
+    return worst
+
+
+@pytest.mark.parametrize("name", tiny_models.SHAPES)
+def test_an_odd_geometry_is_computed_exactly(name, tmp_path):
+    path = tiny_models.write(tmp_path / "m.gguf", tiny_models.SHAPES[name])
+    compare(path, tmp_path, FLOAT, *EXACT_KV)
+
+
+@pytest.mark.parametrize("kind", tiny_models.KINDS)
+def test_each_weight_format_means_what_its_definition_says(kind, tmp_path):
+    path = tiny_models.write(tmp_path / "m.gguf", tiny_models.WIDE.but(kind=kind, seed=7))
+    tolerance = FLOAT if kind in ("F32", "F16", "BF16") else PACKED
+    compare(path, tmp_path, tolerance, *EXACT_KV)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_formats_of_32_work_on_rows_of_any_number_of_blocks(kind, tmp_path):
+    shape = tiny_models.Shape(width=96, ffn=160, heads=3, kv_heads=1, k_dim=32, v_dim=32,
+                              kind=kind, tied=True)
+    compare(tiny_models.write(tmp_path / "m.gguf", shape), tmp_path, PACKED, *EXACT_KV)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])
+def test_the_scalar_kernels_agree_with_the_reference(kind, tmp_path):
+    path = tiny_models.write(tmp_path / "m.gguf", tiny_models.WIDE.but(kind=kind, layers=1))
+    tolerance = FLOAT if kind in ("F32", "F16") else PACKED
+    compare(path, tmp_path, tolerance, *EXACT_KV, "--cpu", "scalar")
+
+
+def test_f16_keys_and_values_are_rounded_once_and_nothing_else_is(tmp_path):
+    path = tiny_models.write(tmp_path / "m.gguf", tiny_models.Shape(layers=3))
+    # A value on the edge between two halves may fall to either side: 2^-11 of one element.
+    rounded = Llama(path, kv_type=np.float16)
+    compare(path, tmp_path, 5e-4, model=rounded)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 5, 16, 33, 64])
+def test_any_chunk_gives_the_exact_figures(chunk, tmp_path):
+    shape = tiny_models.SHAPES["nine heads share three"]
+    path = tiny_models.write(tmp_path / "m.gguf", shape)
+    compare(path, tmp_path, FLOAT, *EXACT_KV, "-b", chunk)
+
+
+def test_positions_far_from_the_start_are_exact(tmp_path):
+    path = tiny_models.write(tmp_path / "m.gguf", tiny_models.Shape(ctx=2048, layers=1))
+    text = TEXT * 14
+    assert len(tokens_of(path, text)) > 700
+    compare(path, tmp_path, 5e-5, *EXACT_KV, text=text)
+
+
+def test_the_story_model_is_computed_exactly(tmp_path):
+    text = "One day, a big dog saw a red ball. The ball was not his. He was sad, but then"
+    compare(runner.STORIES, tmp_path, FLOAT, *EXACT_KV, text=text)
+
+
+@pytest.mark.parametrize("prompt", ["Once upon a time", "The big dog", "Lily and Tom went to",
+                                    "One day", "x"])
+def test_greedy_text_is_what_the_reference_would_say(prompt):
+    count = 60
+    model = Llama(runner.STORIES)
+    expected, margin = model.greedy(tokens_of(runner.STORIES, prompt), count)
+    if 2 in expected:
+        expected = expected[:expected.index(2)]
+    assert margin > 1e-3, f"another prompt, please: two candidates are within {margin}"
+    done = runner.run("run", runner.STORIES, "-p", prompt, "-n", count, "--temp", 0, "-q",
+                      *EXACT_KV)
+    assert done.text == prompt + model.text(expected).decode()
+
+
+@pytest.mark.parametrize("name", ["three heads of 16", "half of the head rotates",
+                                  "rope_freqs", "linear by 4"])
+def test_greedy_decode_follows_the_reference_on_tiny_models(name, tmp_path):
+    path = tiny_models.write(tmp_path / "m.gguf", tiny_models.SHAPES[name].but(seed=5))
+    model, ids = Llama(path), tokens_of(path, TEXT)
+    done = runner.run("run", path, "-p", TEXT, "-n", 24, "--temp", 0, "-q", *EXACT_KV)
+    out = done.out[len(TEXT):]
+    for step in range(24):
+        last = model.logits(ids)[-1]
+        order = np.argsort(last)[::-1]
+        if last[order[0]] - last[order[1]] < 1e-4 or order[0] == 2:
+            return  # a tie, or the end of the text
+        ids.append(int(order[0]))
+        # Bytes that are no text yet, or never, show up as something else: compare up to them.
+        piece = model.text([order[0]])
+        if not piece.isascii():
+            return
+        assert out.startswith(piece), f"step {step}: expected {piece!r}, got {out[:20]!r}"
+        out = out[len(piece):]
