@@ -366,7 +366,7 @@ uint64_t rf_os_clock_ns(void)
 /* ---- control groups ---------------------------------------------------------------------- */
 
 #define CGROUP_PATH_BYTES 512u
-#define NO_LIMIT          (UINT64_C(1) << 62) /* version 1 spells "max" as LONG_MAX, in whole pages */
+#define NO_LIMIT          (UINT64_C(1) << 62) /* version 1: LONG_MAX in whole pages */
 
 /* Fills path with this process's group under a controller ("" for version 2, whose line reads
  * "0::/path"); false when it has none. */
