@@ -58,7 +58,7 @@ typedef struct rf_format_info {
     const char *name;        /* "q4_K" as users write it: lower case "q4_k" */
     uint32_t block_elements; /* 0: the id is reserved or removed */
     uint32_t block_bytes;
-    bool decodes;            /* rf_decode_row serves it */
+    bool decodes; /* rf_decode_row serves it */
 } rf_format_info;
 
 /* The row of a type id from a file; NULL when the id is not in the table at all. Every type that
@@ -73,16 +73,54 @@ const char *rf_format_name(rf_format format);
 bool rf_format_row_bytes(rf_format format, uint64_t count, uint64_t *bytes);
 
 /* Blocks as they lie in a file; packed, little-endian; sizes asserted in dtype.c. */
-typedef struct { uint16_t d; uint8_t qs[16]; } rf_block_q4_0;
-typedef struct { uint16_t d, m; uint8_t qs[16]; } rf_block_q4_1;
-typedef struct { uint16_t d; uint8_t qh[4]; uint8_t qs[16]; } rf_block_q5_0;
-typedef struct { uint16_t d, m; uint8_t qh[4]; uint8_t qs[16]; } rf_block_q5_1;
-typedef struct { uint16_t d; int8_t qs[32]; } rf_block_q8_0;
-typedef struct { uint8_t scales[16]; uint8_t qs[64]; uint16_t d, dmin; } rf_block_q2_k;
-typedef struct { uint8_t hmask[32]; uint8_t qs[64]; uint8_t scales[12]; uint16_t d; } rf_block_q3_k;
-typedef struct { uint16_t d, dmin; uint8_t scales[12]; uint8_t qs[128]; } rf_block_q4_k;
-typedef struct { uint16_t d, dmin; uint8_t scales[12], qh[32], qs[128]; } rf_block_q5_k;
-typedef struct { uint8_t ql[128]; uint8_t qh[64]; int8_t scales[16]; uint16_t d; } rf_block_q6_k;
+typedef struct {
+    uint16_t d;
+    uint8_t qs[16];
+} rf_block_q4_0;
+typedef struct {
+    uint16_t d, m;
+    uint8_t qs[16];
+} rf_block_q4_1;
+typedef struct {
+    uint16_t d;
+    uint8_t qh[4];
+    uint8_t qs[16];
+} rf_block_q5_0;
+typedef struct {
+    uint16_t d, m;
+    uint8_t qh[4];
+    uint8_t qs[16];
+} rf_block_q5_1;
+typedef struct {
+    uint16_t d;
+    int8_t qs[32];
+} rf_block_q8_0;
+typedef struct {
+    uint8_t scales[16];
+    uint8_t qs[64];
+    uint16_t d, dmin;
+} rf_block_q2_k;
+typedef struct {
+    uint8_t hmask[32];
+    uint8_t qs[64];
+    uint8_t scales[12];
+    uint16_t d;
+} rf_block_q3_k;
+typedef struct {
+    uint16_t d, dmin;
+    uint8_t scales[12];
+    uint8_t qs[128];
+} rf_block_q4_k;
+typedef struct {
+    uint16_t d, dmin;
+    uint8_t scales[12], qh[32], qs[128];
+} rf_block_q5_k;
+typedef struct {
+    uint8_t ql[128];
+    uint8_t qh[64];
+    int8_t scales[16];
+    uint16_t d;
+} rf_block_q6_k;
 
 /* IEEE half to float (exact, subnormals, infinities and NaN) and back (to nearest even). */
 float rf_f16_to_f32(uint16_t half);
@@ -106,20 +144,31 @@ bool rf_text_is(rf_text text, const char *other);
 /* ---- GGUF header ------------------------------------------------------------------------- */
 
 typedef enum rf_gguf_type {
-    RF_GGUF_U8, RF_GGUF_I8, RF_GGUF_U16, RF_GGUF_I16, RF_GGUF_U32, RF_GGUF_I32, RF_GGUF_F32,
-    RF_GGUF_BOOL, RF_GGUF_STRING, RF_GGUF_ARRAY, RF_GGUF_U64, RF_GGUF_I64, RF_GGUF_F64,
+    RF_GGUF_U8,
+    RF_GGUF_I8,
+    RF_GGUF_U16,
+    RF_GGUF_I16,
+    RF_GGUF_U32,
+    RF_GGUF_I32,
+    RF_GGUF_F32,
+    RF_GGUF_BOOL,
+    RF_GGUF_STRING,
+    RF_GGUF_ARRAY,
+    RF_GGUF_U64,
+    RF_GGUF_I64,
+    RF_GGUF_F64,
     RF_GGUF_TYPE_COUNT
 } rf_gguf_type;
 
 typedef struct rf_gguf_key {
     rf_text name;
-    rf_gguf_type type;         /* ARRAY: then element_type and count */
+    rf_gguf_type type; /* ARRAY: then element_type and count */
     rf_gguf_type element_type;
-    uint64_t count;            /* elements; 1 for a scalar */
-    const uint8_t *data;       /* first byte of the value (of the first element), in the file;
+    uint64_t count;      /* elements; 1 for a scalar */
+    const uint8_t *data; /* first byte of the value (of the first element), in the file;
                                   a string begins with its length (8 bytes) */
-    uint64_t data_bytes;       /* of all elements, lengths of strings included */
-    uint64_t offset;           /* of the key in the file, for messages */
+    uint64_t data_bytes; /* of all elements, lengths of strings included */
+    uint64_t offset;     /* of the key in the file, for messages */
 } rf_gguf_key;
 
 typedef struct rf_gguf_tensor {
@@ -129,8 +178,8 @@ typedef struct rf_gguf_tensor {
     uint64_t shape[4]; /* GGUF order: shape[0] is the row length; 1 beyond rank */
     uint64_t offset;   /* in the file (data offset included), aligned */
     uint64_t bytes;
-    uint64_t at;       /* of its entry in the file, for messages */
-    bool in_file;      /* offset + bytes <= file size */
+    uint64_t at;  /* of its entry in the file, for messages */
+    bool in_file; /* offset + bytes <= file size */
 } rf_gguf_tensor;
 
 typedef struct rf_gguf {
@@ -138,10 +187,10 @@ typedef struct rf_gguf {
     uint64_t size;
     uint32_t version;
     uint64_t alignment;
-    uint64_t data_offset;  /* where the tensors' part begins */
-    uint64_t data_end;     /* largest offset + bytes of a tensor, or data_offset */
-    bool data_missing;     /* some tensor is not wholly in the file */
-    rf_gguf_key *keys;     /* the caller's array */
+    uint64_t data_offset; /* where the tensors' part begins */
+    uint64_t data_end;    /* largest offset + bytes of a tensor, or data_offset */
+    bool data_missing;    /* some tensor is not wholly in the file */
+    rf_gguf_key *keys;    /* the caller's array */
     uint32_t key_count;
     rf_gguf_tensor *tensors; /* the caller's array */
     uint32_t tensor_count;

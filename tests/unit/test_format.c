@@ -129,7 +129,9 @@ static void every_half_becomes_the_float_that_it_denotes(void **state)
         float value = rf_f16_to_f32((uint16_t)half);
         assert_int_equal(signbit(value) != 0, half >> 15);
         if (exponent == 31 && mantissa != 0) {
-            assert_true(isnan(value));
+            /* Quiet, as processors convert a signalling one; the payload stays. */
+            uint32_t expected = (half & 0x8000) << 16 | 0x7fc00000 | (half & 1023) << 13;
+            assert_int_equal(bits_of(value), expected);
         } else if (exponent == 31) {
             assert_true(isinf(value));
         } else {

@@ -411,8 +411,9 @@ static const fault faults[] = {
      "2^63 or more"},
     {TINY_DIMENSION, "token_embd.weight", 1, 1ull << 60, BAD, "tensor token_embd.weight",
      "2^63 or more"},
-    {TINY_DIMENSION, "token_embd.weight", 1, (1ull << 60) - 1, BAD, "tensor token_embd.weight",
-     "does not fit into 64 bits"},
+    {TINY_DIMENSION, "token_embd.weight", 1, 1ull << 59, BAD, "tensor token_embd.weight",
+     "its size does not fit"},
+    {TINY_DIMENSION, "empty", 2, 1ull << 63, BAD, "tensor empty", "2^63 or more"},
     {TINY_DIMENSION, "token_embd.weight", 1, 7, BAD, "tensor blk.0.attn_q.weight", "overlaps"},
     {TINY_DIMENSION, "blk.0.attn_q.weight", 0, 48, BAD, "tensor blk.0.attn_q.weight",
      "no whole number of q4_0 blocks"},
@@ -441,6 +442,16 @@ static void each_fault_is_named_with_its_place(void **state)
         tiny_free(&tiny);
     }
     tiny_free(&base);
+}
+
+/* Each count alone could be true; both together need more bytes than the file has. */
+static void counts_that_fit_only_one_by_one_are_refused(void **state)
+{
+    (void)state;
+    tiny_gguf tiny = base_file(3);
+    tiny_patch(&tiny, tiny_find(&tiny, TINY_TENSOR_COUNT, "", 0)->at, (tiny.size - 24) / 24, 8);
+    expect_error(&tiny, RF_ERR_BAD_MODEL, "byte 16", "number of keys");
+    tiny_free(&tiny);
 }
 
 static void what_is_no_gguf_file_is_called_so(void **state)
@@ -722,6 +733,7 @@ int main(void)
         cmocka_unit_test(a_file_without_keys_and_tensors_is_a_file),
         cmocka_unit_test(every_power_of_two_up_to_a_mebibyte_aligns),
         cmocka_unit_test(each_fault_is_named_with_its_place),
+        cmocka_unit_test(counts_that_fit_only_one_by_one_are_refused),
         cmocka_unit_test(what_is_no_gguf_file_is_called_so),
         cmocka_unit_test(a_name_that_comes_twice_is_refused),
         cmocka_unit_test(a_name_with_a_zero_byte_inside_is_refused),
