@@ -12,7 +12,7 @@
 
 #if defined(__GNUC__)
 #define RF_API __attribute__((visibility("default")))
-#define RF_PRINTF(format_index, first_index) \
+#define RF_PRINTF(format_index, first_index)                                                       \
     __attribute__((format(printf, format_index, first_index)))
 #else
 #define RF_API
@@ -24,30 +24,30 @@ extern "C" {
 #endif
 
 /* status, name in JSON, exit code of the command, sentence. */
-#define RF_STATUS_LIST(X)                                                                   \
-    X(RF_OK, "ok", 0, "success")                                                            \
-    X(RF_ERR_RUNTIME, "runtime", 1, "run-time error")                                       \
-    X(RF_ERR_USAGE, "usage", 2, "an argument or an option is wrong")                        \
-    X(RF_ERR_BAD_MODEL, "bad_model", 3, "the model file is wrong")                          \
-    X(RF_ERR_UNSUPPORTED, "unsupported", 3, "the model file asks for what is not supported") \
-    X(RF_ERR_NO_FIT, "no_fit", 4, "it does not fit into memory")                            \
-    X(RF_ERR_DRIFT, "drift", 5, "what was taken is not what was planned")                   \
-    X(RF_ERR_IO, "io", 6, "cannot open, read or write")                                     \
+#define RF_STATUS_LIST(X)                                                                          \
+    X(RF_OK, "ok", 0, "success")                                                                   \
+    X(RF_ERR_RUNTIME, "runtime", 1, "run-time error")                                              \
+    X(RF_ERR_USAGE, "usage", 2, "an argument or an option is wrong")                               \
+    X(RF_ERR_BAD_MODEL, "bad_model", 3, "the model file is wrong")                                 \
+    X(RF_ERR_UNSUPPORTED, "unsupported", 3, "the model file asks for what is not supported")       \
+    X(RF_ERR_NO_FIT, "no_fit", 4, "it does not fit into memory")                                   \
+    X(RF_ERR_DRIFT, "drift", 5, "what was taken is not what was planned")                          \
+    X(RF_ERR_IO, "io", 6, "cannot open, read or write")                                            \
     X(RF_ERR_INTERRUPTED, "interrupted", 130, "interrupted")
 
 typedef enum rf_status {
 #define RF_STATUS_ENUM(status, name, exit_code, sentence) status,
     RF_STATUS_LIST(RF_STATUS_ENUM)
 #undef RF_STATUS_ENUM
-    RF_STATUS_COUNT
+        RF_STATUS_COUNT
 } rf_status;
 
 /* What went wrong: filled by the function that failed, in the caller's memory. Every string is
  * terminated; expected and got may be empty. */
 typedef struct rf_error {
     rf_status status;
-    char where[192];    /* file offset, key, tensor id, option */
-    char what[256];     /* a clause, no capital, no full stop */
+    char where[192]; /* file offset, key, tensor id, option */
+    char what[256];  /* a clause, no capital, no full stop */
     char expected[128];
     char got[128];
 } rf_error;

@@ -14,10 +14,10 @@ extern "C" {
 #endif
 
 typedef struct rf_kv_layer { /* geometry of one layer */
-    uint32_t kv_heads; /* 0: this layer keeps nothing */
-    uint32_t k_width;  /* elements of one head's key; multiple of 8 */
+    uint32_t kv_heads;       /* 0: this layer keeps nothing */
+    uint32_t k_width;        /* elements of one head's key; multiple of 8 */
     uint32_t v_width;
-    uint32_t window;   /* 0: all positions */
+    uint32_t window;      /* 0: all positions */
     const char *k_format; /* "f32", "f16" */
     const char *v_format;
 } rf_kv_layer;

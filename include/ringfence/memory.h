@@ -44,9 +44,9 @@ typedef enum rf_pool {
     RF_POOL_COUNT
 } rf_pool;
 
-#define RF_ID_BYTES 80
-#define RF_REGION_ALIGN 64u  /* least alignment of a region */
-#define RF_REGION_GUARD 64u  /* least gap behind a MODEL region; check fills and reads it */
+#define RF_ID_BYTES     80
+#define RF_REGION_ALIGN 64u /* least alignment of a region */
+#define RF_REGION_GUARD 64u /* least gap behind a MODEL region; check fills and reads it */
 
 typedef struct rf_plan_row {
     char id[RF_ID_BYTES];     /* canonical tensor id: kv.layers[3].k */
@@ -56,15 +56,16 @@ typedef struct rf_plan_row {
     rf_domain domain;
     rf_pool pool;
     uint64_t bytes;
-    uint64_t align;   /* power of two; 0 means RF_REGION_ALIGN */
-    uint64_t offset;  /* in the arena; FILE rows: in the file. Filled by layout (FILE: by the adder) */
+    uint64_t align; /* power of two; 0 means RF_REGION_ALIGN */
+    uint64_t
+        offset; /* in the arena; FILE rows: in the file. Filled by layout (FILE: by the adder) */
     int32_t first_op; /* FORWARD: the ops between which it lives, both included; else -1 */
     int32_t last_op;
-    uint64_t hash;    /* of id; filled by rf_plan_add */
+    uint64_t hash; /* of id; filled by rf_plan_add */
 } rf_plan_row;
 
 typedef struct rf_plan {
-    rf_plan_row *rows;     /* borrowed; NULL counts only */
+    rf_plan_row *rows; /* borrowed; NULL counts only */
     uint32_t row_capacity;
     uint32_t row_count;
     bool laid_out;
@@ -103,22 +104,22 @@ RF_API const char *rf_pool_name(rf_pool pool);              /* "weights" ... ; s
 
 /* ---- trace ------------------------------------------------------------------------------- */
 
-#define RF_EVENT_LIST(X)      \
-    X(RF_EVENT_PLAN, "plan")  \
-    X(RF_EVENT_PHASE_BEGIN, "phase_begin") \
-    X(RF_EVENT_PHASE_END, "phase_end")     \
-    X(RF_EVENT_ALLOC, "alloc")   /* a region was given out: row, bytes */  \
-    X(RF_EVENT_FREE, "free")     /* a region was given back: row, bytes */ \
-    X(RF_EVENT_RESET, "reset")   /* a FORWARD scope was reset: bytes live before */ \
+#define RF_EVENT_LIST(X)                                                                           \
+    X(RF_EVENT_PLAN, "plan")                                                                       \
+    X(RF_EVENT_PHASE_BEGIN, "phase_begin")                                                         \
+    X(RF_EVENT_PHASE_END, "phase_end")                                                             \
+    X(RF_EVENT_ALLOC, "alloc")   /* a region was given out: row, bytes */                          \
+    X(RF_EVENT_FREE, "free")     /* a region was given back: row, bytes */                         \
+    X(RF_EVENT_RESET, "reset")   /* a FORWARD scope was reset: bytes live before */                \
     X(RF_EVENT_KERNEL, "kernel") /* an op ran: detail = op index, bytes read, duration in value */ \
-    X(RF_EVENT_ADAPTER, "adapter") /* a conversion: row = its region, bytes */ \
+    X(RF_EVENT_ADAPTER, "adapter") /* a conversion: row = its region, bytes */                     \
     X(RF_EVENT_COUNTER, "counter") /* detail = counter, value */
 
 typedef enum rf_event_kind {
 #define RF_EVENT_ENUM(kind, name) kind,
     RF_EVENT_LIST(RF_EVENT_ENUM)
 #undef RF_EVENT_ENUM
-    RF_EVENT_COUNT
+        RF_EVENT_COUNT
 } rf_event_kind;
 
 typedef enum rf_phase {
@@ -208,8 +209,8 @@ RF_API rf_status rf_scope_open(rf_scope *scope, const rf_plan *plan, rf_scope_ki
 /* Gives out the region `id`; *out borrows it from the scope until close. Errors: RF_ERR_DRIFT when
  * the id is not planned here, was taken before, or extent has other bytes or another format than
  * the row; *out is left alone. */
-RF_API rf_status rf_scope_take(rf_scope *scope, const char *id, const rf_extent *extent,
-                               void **out, rf_error *err);
+RF_API rf_status rf_scope_take(rf_scope *scope, const char *id, const rf_extent *extent, void **out,
+                               rf_error *err);
 
 /* The same for a FILE row: address (borrowed, somebody else unmaps it) is recorded under id. */
 RF_API rf_status rf_scope_adopt(rf_scope *scope, const char *id, const rf_extent *extent,

@@ -47,11 +47,11 @@ typedef struct rf_file_info {
 RF_API void rf_file_describe(const rf_file *file, rf_file_info *out);
 
 typedef struct rf_value { /* one element of a key */
-    char kind;         /* 'u', 'i', 'f', 'b', 's' */
-    uint64_t u;        /* 'u', 'b' */
+    char kind;            /* 'u', 'i', 'f', 'b', 's' */
+    uint64_t u;           /* 'u', 'b' */
     int64_t i;
     double f;
-    const char *text;  /* 's': not terminated; valid until the file is closed */
+    const char *text; /* 's': not terminated; valid until the file is closed */
     uint64_t text_bytes;
 } rf_value;
 
@@ -82,25 +82,25 @@ RF_API bool rf_file_tensor(const rf_file *file, uint32_t index, rf_tensor_info *
 
 /* ---- plan -------------------------------------------------------------------------------- */
 
-#define RF_CTX_DEFAULT 0u             /* min(trained, 4096) */
+#define RF_CTX_DEFAULT 0u /* min(trained, 4096) */
 #define RF_CTX_TRAINED UINT64_MAX
 
 typedef struct rf_options {
-    uint32_t struct_size;  /* sizeof(rf_options): set by rf_options_init */
-    uint64_t ctx;          /* positions per slot; RF_CTX_DEFAULT, RF_CTX_TRAINED or a number */
-    uint32_t slots;        /* sequences; >= 1 */
-    uint32_t chunk;        /* most items of one step; 0: the profile's, clamped to ctx; an
+    uint32_t struct_size; /* sizeof(rf_options): set by rf_options_init */
+    uint64_t ctx;         /* positions per slot; RF_CTX_DEFAULT, RF_CTX_TRAINED or a number */
+    uint32_t slots;       /* sequences; >= 1 */
+    uint32_t chunk;       /* most items of one step; 0: the profile's, clamped to ctx; an
                               explicit one above ctx is refused */
-    uint32_t threads;      /* 0: what the process may use */
-    uint32_t logit_rows;   /* most items of a step that may ask for logits; >= 1 */
-    uint64_t text_bytes;   /* longest text that will be tokenised */
-    const char *kv_k;      /* format names; NULL: f16 */
+    uint32_t threads;     /* 0: what the process may use */
+    uint32_t logit_rows;  /* most items of a step that may ask for logits; >= 1 */
+    uint64_t text_bytes;  /* longest text that will be tokenised */
+    const char *kv_k;     /* format names; NULL: f16 */
     const char *kv_v;
-    uint32_t cpu_mask;     /* instruction sets: 0xFFFF all */
+    uint32_t cpu_mask;       /* instruction sets: 0xFFFF all */
     uint32_t event_capacity; /* of the trace ring */
-    uint64_t mem_limit;    /* bytes; 0: what the machine has */
-    const char *profile;   /* "mobile-2gb", "edge", "desktop", "server"; NULL: desktop */
-    bool pattern;          /* for check: fill regions with a pattern at open */
+    uint64_t mem_limit;      /* bytes; 0: what the machine has */
+    const char *profile;     /* "mobile-2gb", "edge", "desktop", "server"; NULL: desktop */
+    bool pattern;            /* for check: fill regions with a pattern at open */
 } rf_options;
 RF_API void rf_options_init(rf_options *options);
 
@@ -139,9 +139,9 @@ RF_API bool rf_model_plan_unknown_tensor(const rf_model_plan *plan, uint32_t ind
                                          size_t capacity);
 
 typedef struct rf_suggestion {
-    char option[48];      /* "-c 2048", "-ctk q8_0" */
+    char option[48]; /* "-c 2048", "-ctk q8_0" */
     uint64_t saves_bytes;
-    char cost[96];        /* what it costs, in words */
+    char cost[96]; /* what it costs, in words */
 } rf_suggestion;
 RF_API bool rf_model_plan_suggestion(const rf_model_plan *plan, uint32_t index, rf_suggestion *out);
 
@@ -217,7 +217,7 @@ RF_API void rf_tokenizer_close(rf_tokenizer *tokenizer);
 /* The tokenizer of a model, in the model's regions; borrowed, valid until the model is closed. */
 RF_API rf_tokenizer *rf_model_tokenizer(rf_model *model);
 
-#define RF_TOKENIZE_ADD_SPECIAL 1u   /* BOS and EOS where the vocabulary asks for them */
+#define RF_TOKENIZE_ADD_SPECIAL   1u /* BOS and EOS where the vocabulary asks for them */
 #define RF_TOKENIZE_PARSE_SPECIAL 2u /* special tokens written in the text become their ids */
 
 /* *ids is valid until the next call on this tokenizer. Errors: RF_ERR_USAGE (text longer than
@@ -265,12 +265,12 @@ RF_API uint64_t rf_text_stream_flush(rf_text_stream *stream, char *out, uint64_t
 #define RF_REPEAT_WINDOW_MAX 1024u
 
 typedef struct rf_sampling {
-    float temperature;     /* 0: greedy (the first of equals) */
-    uint32_t top_k;        /* 0: all */
-    float top_p;           /* 1: all */
-    float min_p;           /* 0: all */
-    float repeat_penalty;  /* 1: none */
-    uint32_t repeat_last;  /* tokens that the penalty looks back on, <= RF_REPEAT_WINDOW_MAX */
+    float temperature;    /* 0: greedy (the first of equals) */
+    uint32_t top_k;       /* 0: all */
+    float top_p;          /* 1: all */
+    float min_p;          /* 0: all */
+    float repeat_penalty; /* 1: none */
+    uint32_t repeat_last; /* tokens that the penalty looks back on, <= RF_REPEAT_WINDOW_MAX */
     uint64_t seed;
 } rf_sampling;
 RF_API void rf_sampling_init(rf_sampling *sampling); /* 0.8, 40, 0.95, 0.05, 1, 64, seed 0 */

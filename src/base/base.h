@@ -13,9 +13,9 @@
 #include <stdatomic.h>
 
 #define RF_ARRAY_COUNT(array) (sizeof(array) / sizeof((array)[0]))
-#define RF_MIN(a, b) ((a) < (b) ? (a) : (b))
-#define RF_MAX(a, b) ((a) > (b) ? (a) : (b))
-#define RF_CACHE_LINE 64u
+#define RF_MIN(a, b)          ((a) < (b) ? (a) : (b))
+#define RF_MAX(a, b)          ((a) > (b) ? (a) : (b))
+#define RF_CACHE_LINE         64u
 
 /* ---- errors ------------------------------------------------------------------------------ */
 
@@ -35,29 +35,36 @@ rf_status rf_fail_got(rf_error *err, const char *got, ...) RF_PRINTF(2, 3);
 
 /* Each fills *out and returns true, or returns false and leaves *out alone when the result does
  * not fit into 64 bits. */
-static inline bool rf_add(uint64_t a, uint64_t b, uint64_t *out) {
+static inline bool rf_add(uint64_t a, uint64_t b, uint64_t *out)
+{
     uint64_t sum;
-    if (__builtin_add_overflow(a, b, &sum)) return false;
+    if (__builtin_add_overflow(a, b, &sum))
+        return false;
     *out = sum;
     return true;
 }
 
-static inline bool rf_mul(uint64_t a, uint64_t b, uint64_t *out) {
+static inline bool rf_mul(uint64_t a, uint64_t b, uint64_t *out)
+{
     uint64_t product;
-    if (__builtin_mul_overflow(a, b, &product)) return false;
+    if (__builtin_mul_overflow(a, b, &product))
+        return false;
     *out = product;
     return true;
 }
 
 /* Rounds bytes up to a multiple of align (a power of two). */
-static inline bool rf_align_up(uint64_t bytes, uint64_t align, uint64_t *out) {
+static inline bool rf_align_up(uint64_t bytes, uint64_t align, uint64_t *out)
+{
     uint64_t sum;
-    if (__builtin_add_overflow(bytes, align - 1, &sum)) return false;
+    if (__builtin_add_overflow(bytes, align - 1, &sum))
+        return false;
     *out = sum & ~(align - 1);
     return true;
 }
 
-static inline bool rf_is_power_of_two(uint64_t value) {
+static inline bool rf_is_power_of_two(uint64_t value)
+{
     return value != 0 && (value & (value - 1)) == 0;
 }
 
@@ -106,8 +113,8 @@ size_t rf_print(char *text, size_t capacity, const char *format, ...) RF_PRINTF(
 
 /* JSON: commas are placed by the writer. A key of NULL writes a bare value (array element). Text
  * is escaped; bytes that are not UTF-8 become U+FFFD. Non-finite numbers become null. */
-void rf_json_open(rf_writer *writer, const char *key, char bracket);  /* '{' or '[' */
-void rf_json_close(rf_writer *writer, char bracket);                  /* '}' or ']' */
+void rf_json_open(rf_writer *writer, const char *key, char bracket); /* '{' or '[' */
+void rf_json_close(rf_writer *writer, char bracket);                 /* '}' or ']' */
 void rf_json_text(rf_writer *writer, const char *key, const char *text);
 void rf_json_text_n(rf_writer *writer, const char *key, const char *text, size_t length);
 void rf_json_u64(rf_writer *writer, const char *key, uint64_t value);

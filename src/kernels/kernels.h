@@ -26,15 +26,15 @@
 /* ---- instruction sets -------------------------------------------------------------------- */
 
 typedef enum rf_cpu_set { /* a mask */
-    RF_CPU_SCALAR = 0,
-    RF_CPU_AVX2 = 1,    /* AVX2, FMA, F16C, BMI2 */
-    RF_CPU_AVX512 = 2,  /* F, BW, VL, DQ, VNNI, BF16 */
-    RF_CPU_NEON = 4,    /* dotprod, i8mm */
-    RF_CPU_ALL = 0xFFFF
+                          RF_CPU_SCALAR = 0,
+                          RF_CPU_AVX2 = 1,   /* AVX2, FMA, F16C, BMI2 */
+                          RF_CPU_AVX512 = 2, /* F, BW, VL, DQ, VNNI, BF16 */
+                          RF_CPU_NEON = 4,   /* dotprod, i8mm */
+                          RF_CPU_ALL = 0xFFFF
 } rf_cpu_set;
 
-uint32_t rf_cpu_detect(void);                   /* mask of what this machine has */
-const char *rf_cpu_name(uint32_t single_set);   /* "scalar", "avx2", ... */
+uint32_t rf_cpu_detect(void);                        /* mask of what this machine has */
+const char *rf_cpu_name(uint32_t single_set);        /* "scalar", "avx2", ... */
 bool rf_cpu_parse(const char *text, uint32_t *mask); /* "avx2", "scalar", "all", "avx2,avx512" */
 
 /* ---- activations ------------------------------------------------------------------------- */

@@ -7,23 +7,29 @@
 
 static const rf_format kv_formats[] = {RF_F32, RF_F16};
 
-rf_format rf_kv_format_by_name(const char *name) {
-    if (!name) return RF_F16;
+rf_format rf_kv_format_by_name(const char *name)
+{
+    if (!name)
+        return RF_F16;
     for (size_t i = 0; i < RF_ARRAY_COUNT(kv_formats); i++) {
         const char *known = rf_format_name(kv_formats[i]);
         size_t at = 0;
-        while (known[at] && known[at] == name[at]) at++;
-        if (!known[at] && !name[at]) return kv_formats[i];
+        while (known[at] && known[at] == name[at])
+            at++;
+        if (!known[at] && !name[at])
+            return kv_formats[i];
     }
     return RF_FORMAT_NONE;
 }
 
-const char *rf_kv_format_names(void) {
+const char *rf_kv_format_names(void)
+{
     return "f32 f16";
 }
 
 static rf_status resolve_side(const rf_kv_config *config, uint32_t layer_index, rf_kv_side side,
-                              rf_kv_side_store *out, rf_error *err) {
+                              rf_kv_side_store *out, rf_error *err)
+{
     const rf_kv_layer *layer = &config->layers[layer_index];
     const char *name = side == RF_KV_K ? layer->k_format : layer->v_format;
     char where[RF_ID_BYTES];
@@ -47,21 +53,25 @@ static rf_status resolve_side(const rf_kv_config *config, uint32_t layer_index, 
 }
 
 rf_status rf_kv_layer_resolve(const rf_kv_config *config, uint32_t layer_index,
-                              rf_kv_layer_store *out, rf_error *err) {
+                              rf_kv_layer_store *out, rf_error *err)
+{
     const rf_kv_layer *layer = &config->layers[layer_index];
     *out = (rf_kv_layer_store){.kv_heads = layer->kv_heads, .window = layer->window};
-    if (layer->kv_heads == 0) return RF_OK;
+    if (layer->kv_heads == 0)
+        return RF_OK;
     out->row_count = config->capacity;
     if (layer->window) { /* what a chunk overwrites must not be what its first token still sees */
         uint64_t needed = (uint64_t)layer->window + config->chunk;
         out->row_count = RF_MIN(out->row_count, needed);
     }
     rf_status status = resolve_side(config, layer_index, RF_KV_K, &out->side[RF_KV_K], err);
-    if (status) return status;
+    if (status)
+        return status;
     return resolve_side(config, layer_index, RF_KV_V, &out->side[RF_KV_V], err);
 }
 
-uint64_t rf_kv_side_rows(const rf_kv_config *config, const rf_kv_layer_store *layer) {
+uint64_t rf_kv_side_rows(const rf_kv_config *config, const rf_kv_layer_store *layer)
+{
     uint64_t rows;
     if (!rf_mul((uint64_t)config->slots * layer->kv_heads, layer->row_count, &rows)) {
         return UINT64_MAX;
@@ -69,13 +79,16 @@ uint64_t rf_kv_side_rows(const rf_kv_config *config, const rf_kv_layer_store *la
     return rows;
 }
 
-uint64_t rf_kv_state_bytes(const rf_kv_config *config) {
-    return sizeof(rf_kv) + (uint64_t)config->layer_count * sizeof(rf_kv_layer_store)
-           + (uint64_t)config->slots * sizeof(rf_kv_slot);
+uint64_t rf_kv_state_bytes(const rf_kv_config *config)
+{
+    return sizeof(rf_kv) + (uint64_t)config->layer_count * sizeof(rf_kv_layer_store) +
+           (uint64_t)config->slots * sizeof(rf_kv_slot);
 }
 
-static rf_status check_config(const rf_kv_config *config, rf_error *err) {
-    if (config->slots == 0) return rf_fail(err, RF_ERR_USAGE, "slots", "there must be at least 1");
+static rf_status check_config(const rf_kv_config *config, rf_error *err)
+{
+    if (config->slots == 0)
+        return rf_fail(err, RF_ERR_USAGE, "slots", "there must be at least 1");
     if (config->capacity == 0) {
         return rf_fail(err, RF_ERR_USAGE, "ctx", "there must be at least 1 position");
     }
@@ -87,13 +100,19 @@ static rf_status check_config(const rf_kv_config *config, rf_error *err) {
     return RF_OK;
 }
 
-rf_status rf_kv_plan(rf_plan *plan, const rf_kv_config *config, rf_error *err) {
+rf_status rf_kv_plan(rf_plan *plan, const rf_kv_config *config, rf_error *err)
+{
+    rf_error own;
+    if (!err)
+        err = &own;
     rf_status status = check_config(config, err);
-    if (status) return status;
+    if (status)
+        return status;
     for (uint32_t i = 0; i < config->layer_count; i++) {
         rf_kv_layer_store layer;
         status = rf_kv_layer_resolve(config, i, &layer, err);
-        if (status) return status;
+        if (status)
+            return status;
         for (int side = RF_KV_K; layer.kv_heads && side <= RF_KV_V; side++) {
             const rf_kv_side_store *store = &layer.side[side];
             char id[RF_ID_BYTES];
@@ -101,7 +120,8 @@ rf_status rf_kv_plan(rf_plan *plan, const rf_kv_config *config, rf_error *err) {
             status = rf_plan_add_region(plan, id, rf_format_name(store->format), RF_SCOPE_MODEL,
                                         RF_POOL_KV, rf_kv_side_rows(config, &layer),
                                         store->row_bytes, err);
-            if (status) return status;
+            if (status)
+                return status;
         }
     }
     return rf_plan_add_region(plan, "kv.state", "bytes", RF_SCOPE_MODEL, RF_POOL_TABLES,

@@ -8,17 +8,20 @@
 #include "kv/store.h"
 
 /* Memory for a store without a scope: one reservation, the state first, then each ring. */
-static rf_status ambient_bytes(const rf_kv_config *config, uint64_t *out, rf_error *err) {
+static rf_status ambient_bytes(const rf_kv_config *config, uint64_t *out, rf_error *err)
+{
     uint64_t total;
-    if (!rf_align_up(rf_kv_state_bytes(config), RF_REGION_ALIGN, &total)) total = UINT64_MAX;
+    if (!rf_align_up(rf_kv_state_bytes(config), RF_REGION_ALIGN, &total))
+        total = UINT64_MAX;
     for (uint32_t i = 0; i < config->layer_count; i++) {
         rf_kv_layer_store layer;
         rf_status status = rf_kv_layer_resolve(config, i, &layer, err);
-        if (status) return status;
+        if (status)
+            return status;
         for (int side = RF_KV_K; layer.kv_heads && side <= RF_KV_V; side++) {
             uint64_t bytes;
-            if (!rf_mul(rf_kv_side_rows(config, &layer), layer.side[side].row_bytes, &bytes)
-                || !rf_align_up(bytes, RF_REGION_ALIGN, &bytes) || !rf_add(total, bytes, &total)) {
+            if (!rf_mul(rf_kv_side_rows(config, &layer), layer.side[side].row_bytes, &bytes) ||
+                !rf_align_up(bytes, RF_REGION_ALIGN, &bytes) || !rf_add(total, bytes, &total)) {
                 return rf_fail(err, RF_ERR_NO_FIT, "kv", "the sizes of the rings leave 64 bits");
             }
         }
@@ -29,13 +32,15 @@ static rf_status ambient_bytes(const rf_kv_config *config, uint64_t *out, rf_err
 
 static rf_status take_side(rf_scope *scope, const rf_kv_config *config, uint32_t layer_index,
                            rf_kv_layer_store *layer, rf_kv_side side, uint8_t **ambient,
-                           rf_error *err) {
+                           rf_error *err)
+{
     rf_kv_side_store *store = &layer->side[side];
     uint64_t rows = rf_kv_side_rows(config, layer);
     if (!scope) {
         uint64_t bytes;
         store->bytes = *ambient;
-        if (!rf_align_up(rows * store->row_bytes, RF_REGION_ALIGN, &bytes)) return RF_ERR_NO_FIT;
+        if (!rf_align_up(rows * store->row_bytes, RF_REGION_ALIGN, &bytes))
+            return RF_ERR_NO_FIT;
         *ambient += bytes; /* ambient_bytes has checked these sums */
         return RF_OK;
     }
@@ -44,12 +49,14 @@ static rf_status take_side(rf_scope *scope, const rf_kv_config *config, uint32_t
     void *bytes = NULL;
     rf_extent extent = {rf_format_name(store->format), rows, store->row_bytes};
     rf_status status = rf_scope_take(scope, id, &extent, &bytes, err);
-    if (status == RF_OK) store->bytes = bytes;
+    if (status == RF_OK)
+        store->bytes = bytes;
     return status;
 }
 
 static rf_status open_layers(rf_kv *kv, rf_scope *scope, const rf_kv_config *config,
-                             uint8_t *ambient, rf_error *err) {
+                             uint8_t *ambient, rf_error *err)
+{
     for (uint32_t i = 0; i < config->layer_count; i++) {
         rf_kv_layer_store *layer = &kv->layers[i];
         rf_status status = rf_kv_layer_resolve(config, i, layer, err);
@@ -57,16 +64,22 @@ static rf_status open_layers(rf_kv *kv, rf_scope *scope, const rf_kv_config *con
             status = take_side(scope, config, i, layer, (rf_kv_side)side, &ambient, err);
             kv->ring_bytes += rf_kv_side_rows(config, layer) * layer->side[side].row_bytes;
         }
-        if (status) return status;
+        if (status)
+            return status;
     }
     return RF_OK;
 }
 
-rf_status rf_kv_open(rf_scope *scope, const rf_kv_config *config, rf_kv **out, rf_error *err) {
+rf_status rf_kv_open(rf_scope *scope, const rf_kv_config *config, rf_kv **out, rf_error *err)
+{
+    rf_error own;
+    if (!err)
+        err = &own;
     rf_plan counted; /* validates the configuration by the very rows of the plan */
     rf_plan_init(&counted, NULL, 0);
     rf_status status = rf_kv_plan(&counted, config, err);
-    if (status) return status;
+    if (status)
+        return status;
 
     uint64_t state_bytes = rf_kv_state_bytes(config);
     uint64_t own_bytes = 0;
@@ -76,10 +89,13 @@ rf_status rf_kv_open(rf_scope *scope, const rf_kv_config *config, rf_kv **out, r
         status = rf_scope_take(scope, "kv.state", &extent, &memory, err);
     } else {
         status = ambient_bytes(config, &own_bytes, err);
-        if (status == RF_OK) status = rf_os_reserve(own_bytes, &memory, err);
-        if (status == RF_OK) rf_os_touch(memory, own_bytes);
+        if (status == RF_OK)
+            status = rf_os_reserve(own_bytes, &memory, err);
+        if (status == RF_OK)
+            rf_os_touch(memory, own_bytes);
     }
-    if (status) return status;
+    if (status)
+        return status;
 
     rf_kv *kv = memory;
     *kv = (rf_kv){.capacity = config->capacity,
@@ -89,10 +105,12 @@ rf_status rf_kv_open(rf_scope *scope, const rf_kv_config *config, rf_kv **out, r
                   .chunk = config->chunk};
     kv->layers = (rf_kv_layer_store *)(kv + 1);
     kv->slots = (rf_kv_slot *)(kv->layers + config->layer_count);
-    for (uint32_t i = 0; i < config->slots; i++) kv->slots[i] = (rf_kv_slot){0};
+    for (uint32_t i = 0; i < config->slots; i++)
+        kv->slots[i] = (rf_kv_slot){0};
     rf_kernels_pick(&kv->kernels, RF_CPU_ALL);
     uint64_t rings_at = 0;
-    if (!rf_align_up(state_bytes, RF_REGION_ALIGN, &rings_at)) return RF_ERR_NO_FIT;
+    if (!rf_align_up(state_bytes, RF_REGION_ALIGN, &rings_at))
+        return RF_ERR_NO_FIT;
     status = open_layers(kv, scope, config, (uint8_t *)memory + rings_at, err);
     if (status) {
         rf_kv_close(kv);
@@ -102,36 +120,46 @@ rf_status rf_kv_open(rf_scope *scope, const rf_kv_config *config, rf_kv **out, r
     return RF_OK;
 }
 
-void rf_kv_close(rf_kv *kv) {
-    if (kv && kv->own_bytes) rf_os_release(kv, kv->own_bytes);
+void rf_kv_close(rf_kv *kv)
+{
+    if (kv && kv->own_bytes)
+        rf_os_release(kv, kv->own_bytes);
 }
 
-void rf_kv_set_kernels(rf_kv *kv, const rf_kernels *kernels) {
+void rf_kv_set_kernels(rf_kv *kv, const rf_kernels *kernels)
+{
     kv->kernels = *kernels;
 }
 
-uint64_t rf_kv_preallocated_bytes(const rf_kv *kv) {
+uint64_t rf_kv_preallocated_bytes(const rf_kv *kv)
+{
     return kv->ring_bytes;
 }
 
-uint64_t rf_kv_capacity(const rf_kv *kv) {
+uint64_t rf_kv_capacity(const rf_kv *kv)
+{
     return kv->capacity;
 }
 
-static bool all_finite(const float *values, uint32_t count) {
+static bool all_finite(const float *values, uint32_t count)
+{
     float zero = 0.0f; /* x * 0 is NaN exactly for what is not finite, and NaN stays */
-    for (uint32_t i = 0; i < count; i++) zero += values[i] * 0.0f;
+    for (uint32_t i = 0; i < count; i++)
+        zero += values[i] * 0.0f;
     return zero == 0.0f;
 }
 
 /* The first layer at or after index that keeps anything. */
-static uint32_t keeping_layer(const rf_kv *kv, uint32_t index) {
-    while (index < kv->layer_count && kv->layers[index].kv_heads == 0) index++;
+static uint32_t keeping_layer(const rf_kv *kv, uint32_t index)
+{
+    while (index < kv->layer_count && kv->layers[index].kv_heads == 0)
+        index++;
     return index;
 }
 
 static rf_status check_append(const rf_kv *kv, uint32_t slot, uint32_t layer, uint32_t count,
-                              rf_error *err) {
+                              rf_error *err)
+{
     if (slot >= kv->slot_count || layer >= kv->layer_count || kv->layers[layer].kv_heads == 0) {
         return rf_fail(err, RF_ERR_USAGE, "kv.append", "no such slot or layer (slot %u, layer %u)",
                        slot, layer);
@@ -150,7 +178,8 @@ static rf_status check_append(const rf_kv *kv, uint32_t slot, uint32_t layer, ui
     }
     if (count > kv->capacity - state->length) {
         rf_fail(err, RF_ERR_USAGE, "kv.append", "the slot is full");
-        rf_fail_expected(err, "at most %llu more", (unsigned long long)(kv->capacity - state->length));
+        rf_fail_expected(err, "at most %llu more",
+                         (unsigned long long)(kv->capacity - state->length));
         return rf_fail_got(err, "%u", count);
     }
     return RF_OK;
@@ -158,16 +187,22 @@ static rf_status check_append(const rf_kv *kv, uint32_t slot, uint32_t layer, ui
 
 rf_status rf_kv_append(rf_kv *kv, uint32_t slot, uint32_t layer_index, const float *keys,
                        uint64_t key_stride, const float *values, uint64_t value_stride,
-                       uint32_t count, rf_error *err) {
+                       uint32_t count, rf_error *err)
+{
+    rf_error own;
+    if (!err)
+        err = &own;
     rf_status status = check_append(kv, slot, layer_index, count, err);
-    if (status) return status;
+    if (status)
+        return status;
     const rf_kv_layer_store *layer = &kv->layers[layer_index];
     const float *source[2] = {keys, values};
     uint64_t stride[2] = {key_stride, value_stride};
     for (int side = RF_KV_K; side <= RF_KV_V; side++) {
         uint32_t row_elements = layer->kv_heads * layer->side[side].width;
         for (uint32_t t = 0; t < count; t++) {
-            if (all_finite(source[side] + t * stride[side], row_elements)) continue;
+            if (all_finite(source[side] + t * stride[side], row_elements))
+                continue;
             char where[RF_ID_BYTES];
             rf_print(where, sizeof where, "kv.layers[%u].%s", layer_index,
                      side == RF_KV_K ? "k" : "v");
@@ -192,8 +227,13 @@ rf_status rf_kv_append(rf_kv *kv, uint32_t slot, uint32_t layer_index, const flo
     return RF_OK;
 }
 
-rf_status rf_kv_commit(rf_kv *kv, uint32_t slot, rf_error *err) {
-    if (slot >= kv->slot_count) return rf_fail(err, RF_ERR_USAGE, "kv.commit", "no such slot");
+rf_status rf_kv_commit(rf_kv *kv, uint32_t slot, rf_error *err)
+{
+    rf_error own;
+    if (!err)
+        err = &own;
+    if (slot >= kv->slot_count)
+        return rf_fail(err, RF_ERR_USAGE, "kv.commit", "no such slot");
     rf_kv_slot *state = &kv->slots[slot];
     if (keeping_layer(kv, state->next_layer) != kv->layer_count) {
         return rf_fail(err, RF_ERR_USAGE, "kv.commit", "layer %u was not appended",
@@ -204,28 +244,38 @@ rf_status rf_kv_commit(rf_kv *kv, uint32_t slot, rf_error *err) {
     return RF_OK;
 }
 
-void rf_kv_abort(rf_kv *kv, uint32_t slot) {
-    if (slot >= kv->slot_count) return;
+void rf_kv_abort(rf_kv *kv, uint32_t slot)
+{
+    if (slot >= kv->slot_count)
+        return;
     kv->slots[slot].pending = 0;
     kv->slots[slot].next_layer = 0;
 }
 
-uint64_t rf_kv_length(const rf_kv *kv, uint32_t slot) {
+uint64_t rf_kv_length(const rf_kv *kv, uint32_t slot)
+{
     return slot < kv->slot_count ? kv->slots[slot].length : 0;
 }
 
 /* The first position whose rows are all still there, in every layer. */
-static uint64_t oldest_position(const rf_kv *kv, uint64_t length) {
+static uint64_t oldest_position(const rf_kv *kv, uint64_t length)
+{
     uint64_t oldest = 0;
     for (uint32_t i = 0; i < kv->layer_count; i++) {
         uint64_t rows = kv->layers[i].kv_heads ? kv->layers[i].row_count : length;
-        if (length > rows) oldest = RF_MAX(oldest, length - rows);
+        if (length > rows)
+            oldest = RF_MAX(oldest, length - rows);
     }
     return oldest;
 }
 
-rf_status rf_kv_truncate(rf_kv *kv, uint32_t slot, uint64_t length, rf_error *err) {
-    if (slot >= kv->slot_count) return rf_fail(err, RF_ERR_USAGE, "kv.truncate", "no such slot");
+rf_status rf_kv_truncate(rf_kv *kv, uint32_t slot, uint64_t length, rf_error *err)
+{
+    rf_error own;
+    if (!err)
+        err = &own;
+    if (slot >= kv->slot_count)
+        return rf_fail(err, RF_ERR_USAGE, "kv.truncate", "no such slot");
     rf_kv_slot *state = &kv->slots[slot];
     if (length > state->length) {
         rf_fail(err, RF_ERR_USAGE, "kv.truncate", "the slot is shorter than that");
@@ -235,7 +285,8 @@ rf_status rf_kv_truncate(rf_kv *kv, uint32_t slot, uint64_t length, rf_error *er
     /* A sliding layer must still have what the next position will see. */
     for (uint32_t i = 0; i < kv->layer_count && length; i++) {
         uint32_t window = kv->layers[i].window;
-        if (!window || !kv->layers[i].kv_heads) continue;
+        if (!window || !kv->layers[i].kv_heads)
+            continue;
         uint64_t seen_from = length + 1 > window ? length + 1 - window : 0;
         if (seen_from < oldest_position(kv, state->length) && length < state->length) {
             return rf_fail(err, RF_ERR_USAGE, "kv.truncate",
@@ -247,28 +298,35 @@ rf_status rf_kv_truncate(rf_kv *kv, uint32_t slot, uint64_t length, rf_error *er
     return RF_OK;
 }
 
-void rf_kv_clear(rf_kv *kv, uint32_t slot) {
-    if (slot < kv->slot_count) kv->slots[slot] = (rf_kv_slot){0};
+void rf_kv_clear(rf_kv *kv, uint32_t slot)
+{
+    if (slot < kv->slot_count)
+        kv->slots[slot] = (rf_kv_slot){0};
 }
 
-uint64_t rf_kv_row_bytes(const rf_kv *kv, uint32_t layer, rf_kv_side side) {
+uint64_t rf_kv_row_bytes(const rf_kv *kv, uint32_t layer, rf_kv_side side)
+{
     return layer < kv->layer_count ? kv->layers[layer].side[side].row_bytes : 0;
 }
 
 uint32_t rf_kv_window(const rf_kv *kv, uint32_t slot, uint32_t layer_index, uint32_t head,
-                      rf_kv_side side, uint64_t from, uint64_t to,
-                      rf_kv_run runs[RF_KV_RUNS_MAX]) {
-    if (slot >= kv->slot_count || layer_index >= kv->layer_count) return 0;
+                      rf_kv_side side, uint64_t from, uint64_t to, rf_kv_run runs[RF_KV_RUNS_MAX])
+{
+    if (slot >= kv->slot_count || layer_index >= kv->layer_count)
+        return 0;
     const rf_kv_layer_store *layer = &kv->layers[layer_index];
     const rf_kv_slot *state = &kv->slots[slot];
     uint64_t end = state->length + (layer_index < state->next_layer ? state->pending : 0);
-    if (head >= layer->kv_heads || from >= to || to > end) return 0;
-    if (end - from > layer->row_count) return 0; /* overwritten */
+    if (head >= layer->kv_heads || from >= to || to > end)
+        return 0;
+    if (end - from > layer->row_count)
+        return 0; /* overwritten */
     uint32_t run_count = 0;
     while (from < to) {
         uint64_t row = from % layer->row_count;
         uint64_t count = RF_MIN(to - from, layer->row_count - row);
-        runs[run_count++] = (rf_kv_run){from, count, rf_kv_row(kv, slot, layer_index, head, side, row)};
+        runs[run_count++] =
+            (rf_kv_run){from, count, rf_kv_row(kv, slot, layer_index, head, side, row)};
         from += count;
     }
     return run_count;

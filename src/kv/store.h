@@ -19,8 +19,8 @@ typedef struct rf_kv_layer_store {
 } rf_kv_layer_store;
 
 typedef struct rf_kv_slot {
-    uint64_t length;    /* committed positions */
-    uint32_t pending;   /* positions appended by every layer before next_layer */
+    uint64_t length;  /* committed positions */
+    uint32_t pending; /* positions appended by every layer before next_layer */
     uint32_t next_layer;
 } rf_kv_slot;
 
@@ -37,11 +37,12 @@ struct rf_kv {
 };
 
 static inline uint8_t *rf_kv_row(const rf_kv *kv, uint32_t slot, uint32_t layer_index,
-                                 uint32_t head, rf_kv_side side, uint64_t row) {
+                                 uint32_t head, rf_kv_side side, uint64_t row)
+{
     const rf_kv_layer_store *layer = &kv->layers[layer_index];
     uint64_t head_index = (uint64_t)slot * layer->kv_heads + head;
-    return layer->side[side].bytes
-           + (head_index * layer->row_count + row) * layer->side[side].row_bytes;
+    return layer->side[side].bytes +
+           (head_index * layer->row_count + row) * layer->side[side].row_bytes;
 }
 
 /* How many bytes a store of this geometry needs, beside its rings. */

@@ -102,7 +102,8 @@ typedef struct rf_weight {
 /* Entries of the weight table of a model. */
 uint32_t rf_weight_table_count(const rf_config *config);
 static inline const rf_weight *rf_weight_at(const rf_weight *table, uint32_t layer,
-                                            rf_weight_slot slot) {
+                                            rf_weight_slot slot)
+{
     return slot < RF_W_MODEL_COUNT ? &table[slot] : &table[slot + layer * RF_W_LAYER_COUNT];
 }
 /* Binds every tensor that the recipe uses: present, shape, format with a kernel, alignment. Fills
@@ -119,23 +120,23 @@ rf_status rf_weights_adopt(rf_scope *scope, const rf_config *config, const rf_we
 /* ---- recipe ------------------------------------------------------------------------------ */
 
 typedef enum rf_buffer { /* regions "forward.<name>" */
-    RF_B_NONE,
-    RF_B_ITEMS,    /* the step's items, grouped by slot */
-    RF_B_ROPE,     /* [token][pairs][2] cos, sin */
-    RF_B_RESIDUAL, /* [token][width] */
-    RF_B_ATTN_IN,
-    RF_B_Q,
-    RF_B_K,
-    RF_B_V,
-    RF_B_ATTN_OUT,
-    RF_B_MLP_IN,
-    RF_B_GATE,
-    RF_B_UP,
-    RF_B_HEAD_IN, /* [logit row][width] */
-    RF_B_LOGITS,  /* [logit row][vocab] */
-    RF_B_PACKED,  /* the input of a matmul, packed */
-    RF_B_SCRATCH, /* [worker] */
-    RF_B_COUNT
+                         RF_B_NONE,
+                         RF_B_ITEMS,    /* the step's items, grouped by slot */
+                         RF_B_ROPE,     /* [token][pairs][2] cos, sin */
+                         RF_B_RESIDUAL, /* [token][width] */
+                         RF_B_ATTN_IN,
+                         RF_B_Q,
+                         RF_B_K,
+                         RF_B_V,
+                         RF_B_ATTN_OUT,
+                         RF_B_MLP_IN,
+                         RF_B_GATE,
+                         RF_B_UP,
+                         RF_B_HEAD_IN, /* [logit row][width] */
+                         RF_B_LOGITS,  /* [logit row][vocab] */
+                         RF_B_PACKED,  /* the input of a matmul, packed */
+                         RF_B_SCRATCH, /* [worker] */
+                         RF_B_COUNT
 } rf_buffer;
 
 typedef enum rf_op_kind {

@@ -29,7 +29,8 @@ typedef struct row_job {
     uint64_t in_stride, out_stride;
 } row_job;
 
-static void rope_table_rows(void *context, uint32_t first, uint32_t last, uint32_t worker) {
+static void rope_table_rows(void *context, uint32_t first, uint32_t last, uint32_t worker)
+{
     const row_job *job = context;
     uint32_t pairs = job->network->config->rope.dims / 2;
     (void)worker;
@@ -42,17 +43,19 @@ static void rope_table_rows(void *context, uint32_t first, uint32_t last, uint32
     }
 }
 
-static void embed_rows(void *context, uint32_t first, uint32_t last, uint32_t worker) {
+static void embed_rows(void *context, uint32_t first, uint32_t last, uint32_t worker)
+{
     const row_job *job = context;
     (void)worker;
     for (uint32_t t = first; t < last; t++) {
-        const uint8_t *row = job->weight->data
-                             + job->input->tokens[t].token * job->weight->row_bytes;
+        const uint8_t *row =
+            job->weight->data + job->input->tokens[t].token * job->weight->row_bytes;
         rf_decode_row(job->weight->format, row, job->out + t * job->out_stride, job->weight->k);
     }
 }
 
-static void norm_rows(void *context, uint32_t first, uint32_t last, uint32_t worker) {
+static void norm_rows(void *context, uint32_t first, uint32_t last, uint32_t worker)
+{
     const row_job *job = context;
     const rf_config *config = job->network->config;
     const float *weight = (const float *)(const void *)job->weight->data;
@@ -65,7 +68,8 @@ static void norm_rows(void *context, uint32_t first, uint32_t last, uint32_t wor
     }
 }
 
-static void rope_rows(void *context, uint32_t first, uint32_t last, uint32_t worker) {
+static void rope_rows(void *context, uint32_t first, uint32_t last, uint32_t worker)
+{
     const row_job *job = context;
     const rf_layer_config *layer = &job->network->config->layers[job->layer];
     const rf_rope_config *rope = &job->network->config->rope;
@@ -84,7 +88,8 @@ static void rope_rows(void *context, uint32_t first, uint32_t last, uint32_t wor
     }
 }
 
-static void swiglu_rows(void *context, uint32_t first, uint32_t last, uint32_t worker) {
+static void swiglu_rows(void *context, uint32_t first, uint32_t last, uint32_t worker)
+{
     const row_job *job = context;
     uint32_t ffn = job->network->config->layers[job->layer].ffn;
     (void)worker;
@@ -96,7 +101,8 @@ static void swiglu_rows(void *context, uint32_t first, uint32_t last, uint32_t w
 
 /* Runs fn over count rows of about row_cost multiply-adds each. */
 static void run_rows(rf_network *network, uint32_t count, uint64_t row_cost, rf_work_fn fn,
-                     void *context) {
+                     void *context)
+{
     uint64_t grain = row_cost < INLINE_MACS ? INLINE_MACS / (row_cost + 1) + 1 : 1;
     rf_team_run(network->team, count, (uint32_t)RF_MIN(grain, UINT32_MAX), fn, context);
 }
@@ -111,14 +117,16 @@ typedef struct matmul_job {
     uint32_t part_count;
 } matmul_job;
 
-static void matmul_tiles(void *context, uint32_t first, uint32_t last, uint32_t worker) {
+static void matmul_tiles(void *context, uint32_t first, uint32_t last, uint32_t worker)
+{
     const matmul_job *job = context;
-    uint8_t *scratch = (uint8_t *)job->network->buffers[RF_B_SCRATCH]
-                       + worker * job->network->scratch_stride;
+    uint8_t *scratch =
+        (uint8_t *)job->network->buffers[RF_B_SCRATCH] + worker * job->network->scratch_stride;
     for (uint32_t i = 0; i < job->part_count; i++) {
         uint32_t from = RF_MAX(first, job->first_tile[i]);
         uint32_t to = RF_MIN(last, job->first_tile[i + 1]);
-        if (from >= to) continue;
+        if (from >= to)
+            continue;
         const rf_matmul *part = &job->parts[i];
         uint32_t first_row = (from - job->first_tile[i]) * RF_MATMUL_TILE_ROWS;
         uint32_t last_row = RF_MIN((to - job->first_tile[i]) * RF_MATMUL_TILE_ROWS, job->rows[i]);
@@ -134,7 +142,8 @@ typedef struct pack_job {
     uint8_t *packed;
 } pack_job;
 
-static void pack_rows(void *context, uint32_t first, uint32_t last, uint32_t worker) {
+static void pack_rows(void *context, uint32_t first, uint32_t last, uint32_t worker)
+{
     const pack_job *job = context;
     (void)worker;
     for (uint32_t t = first; t < last; t++) {
@@ -145,11 +154,13 @@ static void pack_rows(void *context, uint32_t first, uint32_t last, uint32_t wor
 
 /* The input in the form that the weights take: as it is when that is possible, else packed. */
 static const uint8_t *packed_input(rf_network *network, const rf_act_layout *layout,
-                                   const float *in, uint32_t tokens) {
+                                   const float *in, uint32_t tokens)
+{
     if (layout->act == RF_ACT_F32 && layout->row_bytes == (uint64_t)layout->k * sizeof(float)) {
         return (const uint8_t *)in;
     }
-    pack_job job = {network->kernels->pack[layout->act], *layout, in, network->buffers[RF_B_PACKED]};
+    pack_job job = {network->kernels->pack[layout->act], *layout, in,
+                    network->buffers[RF_B_PACKED]};
     run_rows(network, tokens, layout->k * 4u, pack_rows, &job);
     if (layout->act != RF_ACT_F32) {
         rf_trace_emit(network->trace, RF_EVENT_ADAPTER, network->packed_row, (uint16_t)layout->act,
@@ -158,7 +169,8 @@ static const uint8_t *packed_input(rf_network *network, const rf_act_layout *lay
     return job.packed;
 }
 
-static void run_matmul(rf_network *network, matmul_job *job, uint32_t tokens) {
+static void run_matmul(rf_network *network, matmul_job *job, uint32_t tokens)
+{
     uint32_t tiles = job->first_tile[job->part_count];
     uint64_t macs = (uint64_t)tiles * RF_MATMUL_TILE_ROWS * job->parts[0].k * tokens;
     uint32_t workers = rf_team_size(network->team);
@@ -166,15 +178,19 @@ static void run_matmul(rf_network *network, matmul_job *job, uint32_t tokens) {
     rf_team_run(network->team, tiles, grain, matmul_tiles, job);
 }
 
-static void add_bias(const rf_weight *bias, float *out, uint64_t stride, uint32_t tokens) {
+static void add_bias(const rf_weight *bias, float *out, uint64_t stride, uint32_t tokens)
+{
     const float *values = (const float *)(const void *)bias->data;
-    if (!values) return;
+    if (!values)
+        return;
     for (uint32_t t = 0; t < tokens; t++) {
-        for (uint32_t i = 0; i < bias->k; i++) out[t * stride + i] += values[i];
+        for (uint32_t i = 0; i < bias->k; i++)
+            out[t * stride + i] += values[i];
     }
 }
 
-static void matmul_op(rf_network *network, const rf_op *op, uint32_t layer, uint32_t tokens) {
+static void matmul_op(rf_network *network, const rf_op *op, uint32_t layer, uint32_t tokens)
+{
     const float *in = network->buffers[op->in];
     matmul_job job = {.network = network};
     rf_act_layout packed_as = {0};
@@ -184,7 +200,8 @@ static void matmul_op(rf_network *network, const rf_op *op, uint32_t layer, uint
         rf_act_layout layout = rf_act_layout_of(rf_act_for(weight->format, network->shape.act),
                                                 weight->format, weight->k);
         if (!act || !rf_act_layout_equal(&layout, &packed_as)) {
-            if (job.part_count) run_matmul(network, &job, tokens); /* before its input is packed over */
+            if (job.part_count)
+                run_matmul(network, &job, tokens); /* before its input is packed over */
             job.part_count = 0;
             act = packed_input(network, &layout, in, tokens);
             packed_as = layout;
@@ -201,8 +218,8 @@ static void matmul_op(rf_network *network, const rf_op *op, uint32_t layer, uint
                                       .out_stride = weight->rows,
                                       .accumulate = op->kind == RF_OP_MATMUL_ADD};
         job.rows[part] = weight->rows;
-        job.first_tile[part + 1] = job.first_tile[part]
-                                   + (weight->rows + RF_MATMUL_TILE_ROWS - 1) / RF_MATMUL_TILE_ROWS;
+        job.first_tile[part + 1] =
+            job.first_tile[part] + (weight->rows + RF_MATMUL_TILE_ROWS - 1) / RF_MATMUL_TILE_ROWS;
     }
     run_matmul(network, &job, tokens);
     for (int i = 0; i < RF_OP_OPERANDS && op->bias[i] != RF_W_NONE; i++) {
@@ -215,7 +232,8 @@ static void matmul_op(rf_network *network, const rf_op *op, uint32_t layer, uint
 /* ---- attention --------------------------------------------------------------------------- */
 
 static rf_status append_op(rf_network *network, const rf_step_input *input, uint32_t layer_index,
-                           rf_error *err) {
+                           rf_error *err)
+{
     const rf_layer_config *layer = &network->config->layers[layer_index];
     uint64_t k_stride = (uint64_t)layer->kv_heads * layer->k_width;
     uint64_t v_stride = (uint64_t)layer->kv_heads * layer->v_width;
@@ -223,50 +241,56 @@ static rf_status append_op(rf_network *network, const rf_step_input *input, uint
         const rf_step_run *run = &input->runs[r];
         const float *k = (const float *)network->buffers[RF_B_K] + run->first_row * k_stride;
         const float *v = (const float *)network->buffers[RF_B_V] + run->first_row * v_stride;
-        rf_status status = rf_kv_append(network->kv, run->slot, layer_index, k, k_stride, v, v_stride,
-                                        run->count, err);
-        if (status) return status;
+        rf_status status = rf_kv_append(network->kv, run->slot, layer_index, k, k_stride, v,
+                                        v_stride, run->count, err);
+        if (status)
+            return status;
     }
     return RF_OK;
 }
 
 static rf_kv_attend attend_job(const rf_network *network, const rf_step_run *run,
-                               uint32_t layer_index) {
+                               uint32_t layer_index)
+{
     const rf_layer_config *layer = &network->config->layers[layer_index];
     uint64_t q_stride = (uint64_t)layer->heads * layer->k_width;
     uint64_t out_stride = (uint64_t)layer->heads * layer->v_width;
     float scale = network->config->attention_scale;
-    if (scale == 0.0f) scale = 1.0f / __builtin_sqrtf((float)layer->k_width);
-    return (rf_kv_attend){
-        .slot = run->slot,
-        .layer = layer_index,
-        .heads = layer->heads,
-        .first_position = run->first_position,
-        .token_count = run->count,
-        .q = (const float *)network->buffers[RF_B_Q] + run->first_row * q_stride,
-        .q_stride = q_stride,
-        .out = (float *)network->buffers[RF_B_ATTN_OUT] + run->first_row * out_stride,
-        .out_stride = out_stride,
-        .scale = scale};
+    if (scale == 0.0f)
+        scale = 1.0f / __builtin_sqrtf((float)layer->k_width);
+    return (rf_kv_attend){.slot = run->slot,
+                          .layer = layer_index,
+                          .heads = layer->heads,
+                          .first_position = run->first_position,
+                          .token_count = run->count,
+                          .q = (const float *)network->buffers[RF_B_Q] + run->first_row * q_stride,
+                          .q_stride = q_stride,
+                          .out = (float *)network->buffers[RF_B_ATTN_OUT] +
+                                 run->first_row * out_stride,
+                          .out_stride = out_stride,
+                          .scale = scale};
 }
 
-static void attend_units(void *context, uint32_t first, uint32_t last, uint32_t worker) {
+static void attend_units(void *context, uint32_t first, uint32_t last, uint32_t worker)
+{
     const row_job *job = context;
-    uint8_t *scratch = (uint8_t *)job->network->buffers[RF_B_SCRATCH]
-                       + worker * job->network->scratch_stride;
+    uint8_t *scratch =
+        (uint8_t *)job->network->buffers[RF_B_SCRATCH] + worker * job->network->scratch_stride;
     for (uint32_t r = 0; r < job->input->run_count; r++) {
         const rf_step_run *run = &job->input->runs[r];
         rf_kv_attend attend = attend_job(job->network, run, job->layer);
         uint32_t end = run->first_unit + rf_kv_attend_units(job->network->kv, &attend);
         uint32_t from = RF_MAX(first, run->first_unit);
         uint32_t to = RF_MIN(last, end);
-        if (from >= to) continue;
+        if (from >= to)
+            continue;
         rf_kv_attend_run(job->network->kv, job->network->kernels, &attend, from - run->first_unit,
                          to - run->first_unit, scratch);
     }
 }
 
-static void attend_op(rf_network *network, rf_step_input *input, uint32_t layer_index) {
+static void attend_op(rf_network *network, rf_step_input *input, uint32_t layer_index)
+{
     uint32_t units = 0;
     uint64_t macs = 0;
     for (uint32_t r = 0; r < input->run_count; r++) {
@@ -282,12 +306,14 @@ static void attend_op(rf_network *network, rf_step_input *input, uint32_t layer_
 
 /* ---- the recipe -------------------------------------------------------------------------- */
 
-static rf_status check_logits(const rf_network *network, uint32_t count, rf_error *err) {
+static rf_status check_logits(const rf_network *network, uint32_t count, rf_error *err)
+{
     uint32_t vocab_count = network->config->vocab_count;
     for (uint32_t i = 0; i < count; i++) {
         const float *row = (const float *)network->buffers[RF_B_LOGITS] + (uint64_t)i * vocab_count;
         float zero = 0.0f; /* x * 0 is NaN exactly for what is not finite */
-        for (uint32_t j = 0; j < vocab_count; j++) zero += row[j] * 0.0f;
+        for (uint32_t j = 0; j < vocab_count; j++)
+            zero += row[j] * 0.0f;
         if (zero != 0.0f) {
             return rf_fail(err, RF_ERR_RUNTIME, "forward.logits", "a value is not finite");
         }
@@ -296,7 +322,8 @@ static rf_status check_logits(const rf_network *network, uint32_t count, rf_erro
 }
 
 static rf_status run_op(rf_network *network, rf_step_input *input, const rf_op *op, uint32_t layer,
-                        rf_error *err) {
+                        rf_error *err)
+{
     const rf_config *config = network->config;
     row_job job = {.network = network,
                    .input = input,
@@ -328,7 +355,8 @@ static rf_status run_op(rf_network *network, rf_step_input *input, const rf_op *
         matmul_op(network, op, layer, tokens);
         break;
     case RF_OP_HEAD:
-        if (input->logit_count) matmul_op(network, op, layer, input->logit_count);
+        if (input->logit_count)
+            matmul_op(network, op, layer, input->logit_count);
         return check_logits(network, input->logit_count, err);
     case RF_OP_ROPE:
         run_rows(network, tokens, config->layers[layer].heads * config->layers[layer].k_width * 4u,
@@ -347,7 +375,8 @@ static rf_status run_op(rf_network *network, rf_step_input *input, const rf_op *
 }
 
 static rf_status run_ops(rf_network *network, rf_step_input *input, const rf_op *ops,
-                         uint32_t count, uint32_t layer, uint32_t first_number, rf_error *err) {
+                         uint32_t count, uint32_t layer, uint32_t first_number, rf_error *err)
+{
     for (uint32_t i = 0; i < count; i++) {
         if (atomic_load_explicit(network->cancel, memory_order_relaxed)) {
             return rf_fail(err, RF_ERR_INTERRUPTED, ops[i].name, "the step was cancelled");
@@ -355,28 +384,33 @@ static rf_status run_ops(rf_network *network, rf_step_input *input, const rf_op 
         uint64_t begin = network->trace_ops ? rf_os_clock_ns() : 0;
         rf_status status = run_op(network, input, &ops[i], layer, err);
         if (network->trace_ops) {
-            rf_trace_emit(network->trace, RF_EVENT_KERNEL, RF_NO_ROW, (uint16_t)(first_number + i), 0,
-                          rf_os_clock_ns() - begin);
+            rf_trace_emit(network->trace, RF_EVENT_KERNEL, RF_NO_ROW, (uint16_t)(first_number + i),
+                          0, rf_os_clock_ns() - begin);
         }
-        if (status) return status;
+        if (status)
+            return status;
     }
     return RF_OK;
 }
 
-static rf_status run_recipe(rf_network *network, rf_step_input *input, rf_error *err) {
+static rf_status run_recipe(rf_network *network, rf_step_input *input, rf_error *err)
+{
     const rf_recipe *recipe = network->recipe;
     uint32_t number = 0;
-    rf_status status = run_ops(network, input, recipe->before, recipe->before_count, 0, number, err);
+    rf_status status =
+        run_ops(network, input, recipe->before, recipe->before_count, 0, number, err);
     number += recipe->before_count;
     for (uint32_t layer = 0; status == RF_OK && layer < network->config->layer_count; layer++) {
         status = run_ops(network, input, recipe->layer, recipe->layer_count, layer, number, err);
         number += recipe->layer_count;
     }
-    if (status) return status;
+    if (status)
+        return status;
     return run_ops(network, input, recipe->after, recipe->after_count, 0, number, err);
 }
 
-rf_status rf_network_step(rf_network *network, rf_step_input *input, rf_error *err) {
+rf_status rf_network_step(rf_network *network, rf_step_input *input, rf_error *err)
+{
 #ifdef RF_PLANT_MALLOC
     /* A planted fault: a test builds this to see `check` catch an allocation in decode. */
     void *volatile planted = malloc(24);
@@ -385,13 +419,16 @@ rf_status rf_network_step(rf_network *network, rf_step_input *input, rf_error *e
     rf_status status = run_recipe(network, input, err);
     for (uint32_t r = 0; r < input->run_count; r++) {
         uint32_t slot = input->runs[r].slot;
-        if (status == RF_OK) status = rf_kv_commit(network->kv, slot, err);
-        else rf_kv_abort(network->kv, slot);
+        if (status == RF_OK)
+            status = rf_kv_commit(network->kv, slot, err);
+        else
+            rf_kv_abort(network->kv, slot);
     }
     return status;
 }
 
-void rf_step_input_init(rf_step_input *input, void *memory, const rf_step_shape *shape) {
+void rf_step_input_init(rf_step_input *input, void *memory, const rf_step_shape *shape)
+{
     *input = (rf_step_input){0};
     input->tokens = memory;
     input->runs = (rf_step_run *)(input->tokens + shape->chunk);

@@ -8,7 +8,8 @@
 
 #include <string.h>
 
-void rf_budget_judge(rf_model_plan *plan) {
+void rf_budget_judge(rf_model_plan *plan)
+{
     rf_budget_source machine;
     rf_os_budget(&machine);
     const struct {
@@ -21,7 +22,8 @@ void rf_budget_judge(rf_model_plan *plan) {
     info->budget_source = sources[0].name;
     info->available_bytes = sources[0].bytes;
     for (size_t i = 1; i < RF_ARRAY_COUNT(sources); i++) {
-        if (sources[i].bytes >= info->available_bytes) continue;
+        if (sources[i].bytes >= info->available_bytes)
+            continue;
         info->budget_source = sources[i].name;
         info->available_bytes = sources[i].bytes;
     }
@@ -38,7 +40,8 @@ void rf_budget_judge(rf_model_plan *plan) {
 /* ---- suggestions ------------------------------------------------------------------------- */
 
 /* The total of the same file under other options; UINT64_MAX when they cannot be planned. */
-static uint64_t total_with(const rf_model_plan *plan, const rf_options *options) {
+static uint64_t total_with(const rf_model_plan *plan, const rf_options *options)
+{
     rf_model_plan *other = NULL;
     uint64_t total = UINT64_MAX;
     if (rf_plan_compute(plan->file, options, &other, NULL) == RF_OK) {
@@ -49,9 +52,10 @@ static uint64_t total_with(const rf_model_plan *plan, const rf_options *options)
 }
 
 __attribute__((format(printf, 4, 5))) static void suggest(rf_model_plan *plan, uint64_t saves,
-                                                          const char *cost, const char *format,
-                                                          ...) {
-    if (saves == 0 || plan->info.suggestion_count == RF_SUGGESTIONS_MAX) return;
+                                                          const char *cost, const char *format, ...)
+{
+    if (saves == 0 || plan->info.suggestion_count == RF_SUGGESTIONS_MAX)
+        return;
     rf_suggestion *out = &plan->suggestions[plan->info.suggestion_count++];
     va_list args;
     va_start(args, format);
@@ -62,12 +66,14 @@ __attribute__((format(printf, 4, 5))) static void suggest(rf_model_plan *plan, u
     rf_print(out->cost, sizeof out->cost, "%s", cost);
 }
 
-static uint64_t saving(const rf_model_plan *plan, const rf_options *options) {
+static uint64_t saving(const rf_model_plan *plan, const rf_options *options)
+{
     uint64_t total = total_with(plan, options);
     return total < plan->regions.total_bytes ? plan->regions.total_bytes - total : 0;
 }
 
-void rf_budget_suggest(rf_model_plan *plan) {
+void rf_budget_suggest(rf_model_plan *plan)
+{
     static const char f16[] = "f16";
     const rf_plan_info *info = &plan->info;
     uint64_t usable = info->available_bytes - RF_MIN(info->reserve_bytes, info->available_bytes);
@@ -94,7 +100,8 @@ void rf_budget_suggest(rf_model_plan *plan) {
         options.kv_v = plan->options.kv_v;
     }
     uint64_t largest = 0;
-    if (rf_plan_solve_ctx(plan->file, &plan->options, &largest, NULL) == RF_OK && largest < info->ctx) {
+    if (rf_plan_solve_ctx(plan->file, &plan->options, &largest, NULL) == RF_OK &&
+        largest < info->ctx) {
         options.ctx = largest;
         options.chunk = (uint32_t)RF_MIN((uint64_t)info->chunk, largest);
         suggest(plan, saving(plan, &options), "the model remembers less: the largest that fits",
@@ -114,30 +121,40 @@ void rf_budget_suggest(rf_model_plan *plan) {
 
 /* Whether ctx fits; a size that leaves 64 bits does not. Other errors are passed on. */
 static rf_status ctx_fits(const rf_file *file, const rf_options *options, uint64_t ctx, bool *fits,
-                          rf_error *err) {
+                          rf_error *err)
+{
     rf_options tried = *options;
     rf_model_plan *plan = NULL;
     tried.ctx = ctx;
-    if (tried.chunk > ctx) tried.chunk = (uint32_t)ctx;
+    if (tried.chunk > ctx)
+        tried.chunk = (uint32_t)ctx;
     rf_status status = rf_plan_compute(file, &tried, &plan, err);
     *fits = false;
-    if (status == RF_ERR_NO_FIT) return RF_OK;
-    if (status) return status;
+    if (status == RF_ERR_NO_FIT)
+        return RF_OK;
+    if (status)
+        return status;
     *fits = plan->info.fits;
     rf_model_plan_close(plan);
     return RF_OK;
 }
 
 rf_status rf_plan_solve_ctx(const rf_file *file, const rf_options *options, uint64_t *ctx,
-                            rf_error *err) {
+                            rf_error *err)
+{
+    rf_error own;
+    if (!err)
+        err = &own;
     const uint64_t highest = 1ull << 40; /* positions; far above any budget */
     uint64_t low = 0, high = 1;          /* low fits (0: unknown), high does not */
     bool fits = true;
     rf_status status = RF_OK;
     while (fits && high < highest) {
         status = ctx_fits(file, options, high, &fits, err);
-        if (status) return status;
-        if (fits) low = high;
+        if (status)
+            return status;
+        if (fits)
+            low = high;
         high = fits ? high * 2 : high;
     }
     if (low == 0) {
@@ -146,9 +163,12 @@ rf_status rf_plan_solve_ctx(const rf_file *file, const rf_options *options, uint
     while (high - low > 1) {
         uint64_t middle = low + (high - low) / 2;
         status = ctx_fits(file, options, middle, &fits, err);
-        if (status) return status;
-        if (fits) low = middle;
-        else high = middle;
+        if (status)
+            return status;
+        if (fits)
+            low = middle;
+        else
+            high = middle;
     }
     *ctx = low;
     return RF_OK;

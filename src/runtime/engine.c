@@ -11,48 +11,59 @@
 /* ---- open -------------------------------------------------------------------------------- */
 
 static rf_status take(rf_scope *scope, const char *id, const char *format, uint64_t count,
-                      uint64_t unit_bytes, void *out, rf_error *err) {
+                      uint64_t unit_bytes, void *out, rf_error *err)
+{
     rf_extent extent = {format, count, unit_bytes};
     void *region = NULL;
     rf_status status = rf_scope_take(scope, id, &extent, &region, err);
-    if (status == RF_OK) memcpy(out, &region, sizeof region);
+    if (status == RF_OK)
+        memcpy(out, &region, sizeof region);
     return status;
 }
 
-static rf_status adopt_file(rf_model *model, rf_error *err) {
+static rf_status adopt_file(rf_model *model, rf_error *err)
+{
     const rf_model_plan *plan = model->plan;
     const rf_gguf *gguf = &plan->file->gguf;
     rf_extent header = {"bytes", gguf->data_offset, 1};
-    rf_status status = rf_scope_adopt(&model->model_scope, "model.header", &header, gguf->data, err);
-    if (status) return status;
+    rf_status status =
+        rf_scope_adopt(&model->model_scope, "model.header", &header, gguf->data, err);
+    if (status)
+        return status;
     const rf_gguf_tensor *freqs = plan->config->rope.freqs;
     if (freqs) {
         rf_extent extent = {"f32", freqs->shape[0], sizeof(float)};
         status = rf_scope_adopt(&model->model_scope, "model.rope_freqs.weight", &extent,
                                 gguf->data + freqs->offset, err);
-        if (status) return status;
+        if (status)
+            return status;
     }
     return rf_weights_adopt(&model->model_scope, plan->config, plan->weights, err);
 }
 
-static rf_status start_team(rf_model *model, rf_error *err) {
+static rf_status start_team(rf_model *model, rf_error *err)
+{
     rf_scope *scope = &model->model_scope;
     uint32_t workers = model->plan->info.threads;
     void *memory = NULL, *stacks[RF_WORKERS_MAX] = {0};
-    rf_status status = take(scope, "workers.team", "bytes", rf_team_bytes(workers), 1, &memory, err);
+    rf_status status =
+        take(scope, "workers.team", "bytes", rf_team_bytes(workers), 1, &memory, err);
     for (uint32_t i = 1; status == RF_OK && i < workers; i++) {
         char id[RF_ID_BYTES];
         rf_print(id, sizeof id, "workers.stack[%u]", i);
         status = take(scope, id, "bytes", 1, RF_WORKER_STACK_BYTES, &stacks[i], err);
     }
-    if (status) return status;
+    if (status)
+        return status;
     return rf_team_start(memory, workers, stacks, &model->team, err);
 }
 
 static rf_status check_frequencies(const rf_config *config, const double *frequencies,
-                                   rf_error *err) {
+                                   rf_error *err)
+{
     for (uint32_t i = 0; i < config->rope.dims / 2; i++) {
-        if (frequencies[i] > 0 && frequencies[i] < 1e6) continue;
+        if (frequencies[i] > 0 && frequencies[i] < 1e6)
+            continue;
         const char *where = config->rope.freqs ? "rope_freqs.weight" : "rope.freq_base";
         rf_fail(err, RF_ERR_BAD_MODEL, where, "frequency %u of RoPE is out of range", i);
         return rf_fail_got(err, "%g", frequencies[i]);
@@ -60,46 +71,57 @@ static rf_status check_frequencies(const rf_config *config, const double *freque
     return RF_OK;
 }
 
-static rf_status take_tables(rf_model *model, rf_error *err) {
+static rf_status take_tables(rf_model *model, rf_error *err)
+{
     const rf_model_plan *plan = model->plan;
     rf_scope *scope = &model->model_scope;
     uint32_t pairs = plan->config->rope.dims / 2;
     double *frequencies = NULL;
     rf_status status = take(scope, "model.rope", "f64", pairs, sizeof(double), &frequencies, err);
-    if (status) return status;
+    if (status)
+        return status;
     rf_rope_frequencies(&plan->config->rope, &plan->file->gguf, frequencies);
-    if ((status = check_frequencies(plan->config, frequencies, err))) return status;
+    if ((status = check_frequencies(plan->config, frequencies, err)))
+        return status;
     model->network.rope_frequencies = frequencies;
 
     uint32_t slots = plan->info.slots;
     status = take(scope, "sample.state", "bytes", slots, sizeof(rf_sampler), &model->samplers, err);
-    if (status) return status;
+    if (status)
+        return status;
     rf_sampling sampling;
     rf_sampling_init(&sampling);
-    for (uint32_t i = 0; i < slots; i++) rf_sampler_init(&model->samplers[i], &sampling);
+    for (uint32_t i = 0; i < slots; i++)
+        rf_sampler_init(&model->samplers[i], &sampling);
     status = take(scope, "sample.candidates", "bytes", plan->config->vocab_count,
                   sizeof(rf_candidate), &model->candidates, err);
-    if (status) return status;
-    if ((status = take(scope, "model.slots", "bytes", slots, 1, &model->slot_seen, err))) return status;
+    if (status)
+        return status;
+    if ((status = take(scope, "model.slots", "bytes", slots, 1, &model->slot_seen, err)))
+        return status;
     status = take(scope, "model.items", "bytes", plan->info.chunk, sizeof(rf_step_item),
                   &model->items, err);
-    if (status || !plan->text.present) return status;
+    if (status || !plan->text.present)
+        return status;
     return rf_text_open(scope, &plan->vocab, &plan->text, plan->options.text_bytes,
                         &model->tokenizer, err);
 }
 
-static rf_status take_buffers(rf_model *model, rf_error *err) {
+static rf_status take_buffers(rf_model *model, rf_error *err)
+{
     const rf_model_plan *plan = model->plan;
     rf_network *network = &model->network;
     for (int b = RF_B_ITEMS; b < RF_B_COUNT; b++) {
         char id[RF_ID_BYTES];
-        rf_buffer_extent extent = rf_buffer_extent_of(plan->config, plan->weights, &plan->shape,
-                                                      (rf_buffer)b);
+        rf_buffer_extent extent =
+            rf_buffer_extent_of(plan->config, plan->weights, &plan->shape, (rf_buffer)b);
         rf_buffer_id((rf_buffer)b, id);
         rf_status status = take(&model->forward_scope, id, extent.format, extent.count,
                                 extent.unit_bytes, &network->buffers[b], err);
-        if (status) return status;
-        if (b == RF_B_SCRATCH) network->scratch_stride = extent.unit_bytes;
+        if (status)
+            return status;
+        if (b == RF_B_SCRATCH)
+            network->scratch_stride = extent.unit_bytes;
         if (b == RF_B_PACKED) {
             const rf_plan_row *row = rf_plan_find(&plan->regions, id);
             network->packed_row = (uint32_t)(row - plan->regions.rows);
@@ -115,22 +137,26 @@ typedef struct populate_job {
     uint64_t total;
 } populate_job;
 
-static bool populate_progress(void *context, uint64_t done) {
+static bool populate_progress(void *context, uint64_t done)
+{
     const populate_job *job = context;
     return !job->progress || job->progress(job->context, done, job->total);
 }
 
 /* The weights' pages into the page tables, in one sweep over the tensors' part of the file. */
 static rf_status populate(const rf_model_plan *plan, rf_progress_fn progress, void *context,
-                          rf_error *err) {
+                          rf_error *err)
+{
     const rf_gguf *gguf = &plan->file->gguf;
     populate_job job = {progress, context, gguf->data_end};
     return rf_os_populate(gguf->data, gguf->data_end, populate_progress, &job, err);
 }
 
-static rf_status check_openable(const rf_model_plan *plan, rf_error *err) {
+static rf_status check_openable(const rf_model_plan *plan, rf_error *err)
+{
     if (plan->info.data_missing) {
-        rf_fail(err, RF_ERR_BAD_MODEL, plan->file->name, "the file is cut off: tensors are missing");
+        rf_fail(err, RF_ERR_BAD_MODEL, plan->file->name,
+                "the file is cut off: tensors are missing");
         rf_fail_expected(err, "%llu bytes", (unsigned long long)plan->file->gguf.data_end);
         return rf_fail_got(err, "%llu bytes", (unsigned long long)plan->file->gguf.size);
     }
@@ -145,39 +171,54 @@ static rf_status check_openable(const rf_model_plan *plan, rf_error *err) {
     return RF_OK;
 }
 
-static rf_status open_parts(rf_model *model, rf_progress_fn progress, void *context,
-                            rf_error *err) {
+static rf_status open_parts(rf_model *model, rf_progress_fn progress, void *context, rf_error *err)
+{
     const rf_model_plan *plan = model->plan;
     bool pattern = plan->options.pattern;
-    rf_status status = rf_scope_open(&model->model_scope, &plan->regions, RF_SCOPE_MODEL, NULL,
-                                     pattern, err);
-    if (status) return status;
+    rf_status status =
+        rf_scope_open(&model->model_scope, &plan->regions, RF_SCOPE_MODEL, NULL, pattern, err);
+    if (status)
+        return status;
     rf_trace *trace = model->model_scope.trace;
     rf_trace_emit(trace, RF_EVENT_PLAN, RF_NO_ROW, 0, plan->regions.total_bytes, 0);
     rf_trace_emit(trace, RF_EVENT_PHASE_BEGIN, RF_NO_ROW, RF_PHASE_OPEN, 0, 0);
-    status = rf_scope_open(&model->forward_scope, &plan->regions, RF_SCOPE_FORWARD, trace, pattern,
-                           err);
-    if (status) return status;
-    if ((status = populate(plan, progress, context, err))) return status;
-    if ((status = adopt_file(model, err))) return status;
-    if ((status = rf_kv_open(&model->model_scope, &plan->kv, &model->kv, err))) return status;
+    status =
+        rf_scope_open(&model->forward_scope, &plan->regions, RF_SCOPE_FORWARD, trace, pattern, err);
+    if (status)
+        return status;
+    if ((status = populate(plan, progress, context, err)))
+        return status;
+    if ((status = adopt_file(model, err)))
+        return status;
+    if ((status = rf_kv_open(&model->model_scope, &plan->kv, &model->kv, err)))
+        return status;
     rf_kv_set_kernels(model->kv, &plan->kernels);
-    if ((status = take_tables(model, err))) return status;
-    if ((status = start_team(model, err))) return status;
-    if ((status = rf_scope_seal(&model->model_scope, err))) return status;
-    if ((status = take_buffers(model, err))) return status;
+    if ((status = take_tables(model, err)))
+        return status;
+    if ((status = start_team(model, err)))
+        return status;
+    if ((status = rf_scope_seal(&model->model_scope, err)))
+        return status;
+    if ((status = take_buffers(model, err)))
+        return status;
     rf_os_touch_stack();
     rf_trace_emit(trace, RF_EVENT_PHASE_END, RF_NO_ROW, RF_PHASE_OPEN, 0, 0);
     return RF_OK;
 }
 
 rf_status rf_model_open(const rf_model_plan *plan, rf_progress_fn progress, void *context,
-                        rf_model **out, rf_error *err) {
+                        rf_model **out, rf_error *err)
+{
+    rf_error own;
+    if (!err)
+        err = &own;
     rf_status status = check_openable(plan, err);
-    if (status) return status;
+    if (status)
+        return status;
     void *memory = NULL;
     status = rf_os_reserve(sizeof(rf_model), &memory, err);
-    if (status) return status;
+    if (status)
+        return status;
     rf_model *model = memory;
     model->plan = plan;
     atomic_init(&model->cancel, false);
@@ -199,9 +240,12 @@ rf_status rf_model_open(const rf_model_plan *plan, rf_progress_fn progress, void
     return RF_OK;
 }
 
-void rf_model_close(rf_model *model, rf_trace *copy) {
-    if (copy) *copy = (rf_trace){0};
-    if (!model) return;
+void rf_model_close(rf_model *model, rf_trace *copy)
+{
+    if (copy)
+        *copy = (rf_trace){0};
+    if (!model)
+        return;
     rf_team_stop(model->team);
     rf_scope_close(&model->forward_scope, NULL);
     rf_scope_close(&model->model_scope, copy);
@@ -211,7 +255,8 @@ void rf_model_close(rf_model *model, rf_trace *copy) {
 /* ---- step -------------------------------------------------------------------------------- */
 
 static rf_status bad_item(rf_error *err, const char *what, uint32_t index, uint64_t expected,
-                          uint64_t got) {
+                          uint64_t got)
+{
     char where[RF_ID_BYTES];
     rf_print(where, sizeof where, "step.items[%u]", index);
     rf_fail(err, RF_ERR_USAGE, where, "%s", what);
@@ -221,13 +266,15 @@ static rf_status bad_item(rf_error *err, const char *what, uint32_t index, uint6
 
 /* Appends the items of one slot, which are consecutive positions, as one run. */
 static rf_status gather_slot(rf_model *model, const rf_step_item *items, uint32_t count,
-                             uint32_t slot, rf_error *err) {
+                             uint32_t slot, rf_error *err)
+{
     rf_step_input *input = &model->input;
     uint64_t next = rf_kv_length(model->kv, slot);
     rf_step_run *run = &input->runs[input->run_count];
     *run = (rf_step_run){.first_position = next, .slot = slot, .first_row = input->token_count};
     for (uint32_t i = 0; i < count; i++) {
-        if (items[i].slot != slot) continue;
+        if (items[i].slot != slot)
+            continue;
         if (items[i].position != next) {
             return bad_item(err, "not the slot's next position", i, next, items[i].position);
         }
@@ -243,7 +290,8 @@ static rf_status gather_slot(rf_model *model, const rf_step_item *items, uint32_
 }
 
 /* The row of item index: items of its own slot before it, behind the slot's first row. */
-static uint32_t row_of(const rf_step_input *input, const rf_step_item *item) {
+static uint32_t row_of(const rf_step_input *input, const rf_step_item *item)
+{
     for (uint32_t r = 0; r < input->run_count; r++) {
         const rf_step_run *run = &input->runs[r];
         if (run->slot == item->slot) {
@@ -253,7 +301,8 @@ static uint32_t row_of(const rf_step_input *input, const rf_step_item *item) {
     return 0;
 }
 
-static rf_status gather(rf_model *model, const rf_step_item *items, uint32_t count, rf_error *err) {
+static rf_status gather(rf_model *model, const rf_step_item *items, uint32_t count, rf_error *err)
+{
     const rf_plan_info *info = &model->plan->info;
     rf_step_input *input = &model->input;
     if (count == 0 || count > info->chunk) {
@@ -268,13 +317,16 @@ static rf_status gather(rf_model *model, const rf_step_item *items, uint32_t cou
         if (items[i].token >= info->vocab_count) {
             return bad_item(err, "no such token", i, info->vocab_count - 1, items[i].token);
         }
-        if (model->slot_seen[items[i].slot]) continue;
+        if (model->slot_seen[items[i].slot])
+            continue;
         model->slot_seen[items[i].slot] = 1;
         rf_status status = gather_slot(model, items, count, items[i].slot, err);
-        if (status) return status;
+        if (status)
+            return status;
     }
     for (uint32_t i = 0; i < count; i++) {
-        if (!items[i].wants_logits) continue;
+        if (!items[i].wants_logits)
+            continue;
         if (input->logit_count == info->logit_rows) {
             return bad_item(err, "more logits than planned", i, info->logit_rows,
                             input->logit_count + 1);
@@ -284,7 +336,11 @@ static rf_status gather(rf_model *model, const rf_step_item *items, uint32_t cou
     return RF_OK;
 }
 
-rf_status rf_step(rf_model *model, const rf_step_item *items, uint32_t count, rf_error *err) {
+rf_status rf_step(rf_model *model, const rf_step_item *items, uint32_t count, rf_error *err)
+{
+    rf_error own;
+    if (!err)
+        err = &own;
     rf_status status = gather(model, items, count, err);
     if (status) {
         model->input.logit_count = 0;
@@ -304,7 +360,11 @@ rf_status rf_step(rf_model *model, const rf_step_item *items, uint32_t count, rf
 }
 
 rf_status rf_prefill(rf_model *model, uint32_t slot, const uint32_t *tokens, uint64_t count,
-                     bool last_logits, rf_progress_fn progress, void *context, rf_error *err) {
+                     bool last_logits, rf_progress_fn progress, void *context, rf_error *err)
+{
+    rf_error own;
+    if (!err)
+        err = &own;
     rf_step_item *items = model->items;
     uint64_t done = 0;
     while (done < count) {
@@ -317,7 +377,8 @@ rf_status rf_prefill(rf_model *model, uint32_t slot, const uint32_t *tokens, uin
                                       .wants_logits = last_logits && done + i + 1 == count};
         }
         rf_status status = rf_step(model, items, n, err);
-        if (status) return status;
+        if (status)
+            return status;
         done += n;
         if (progress && !progress(context, done, count)) {
             return rf_fail(err, RF_ERR_INTERRUPTED, "prefill", "stopped after %llu tokens",
@@ -327,72 +388,96 @@ rf_status rf_prefill(rf_model *model, uint32_t slot, const uint32_t *tokens, uin
     return RF_OK;
 }
 
-const float *rf_logits(const rf_model *model, uint32_t index) {
-    if (index >= model->input.logit_count) return NULL;
-    return (const float *)model->network.buffers[RF_B_LOGITS]
-           + (uint64_t)index * model->plan->info.vocab_count;
+const float *rf_logits(const rf_model *model, uint32_t index)
+{
+    if (index >= model->input.logit_count)
+        return NULL;
+    return (const float *)model->network.buffers[RF_B_LOGITS] +
+           (uint64_t)index * model->plan->info.vocab_count;
 }
 
-uint64_t rf_slot_length(const rf_model *model, uint32_t slot) {
+uint64_t rf_slot_length(const rf_model *model, uint32_t slot)
+{
     return rf_kv_length(model->kv, slot);
 }
 
-rf_status rf_slot_truncate(rf_model *model, uint32_t slot, uint64_t length, rf_error *err) {
+rf_status rf_slot_truncate(rf_model *model, uint32_t slot, uint64_t length, rf_error *err)
+{
+    rf_error own;
+    if (!err)
+        err = &own;
     return rf_kv_truncate(model->kv, slot, length, err);
 }
 
-void rf_model_cancel(rf_model *model) {
+void rf_model_cancel(rf_model *model)
+{
     atomic_store(&model->cancel, true);
 }
 
 /* ---- what it is -------------------------------------------------------------------------- */
 
-const rf_trace *rf_model_trace(const rf_model *model) {
+const rf_trace *rf_model_trace(const rf_model *model)
+{
     return model->model_scope.trace;
 }
 
-rf_tokenizer *rf_model_tokenizer(rf_model *model) {
+rf_tokenizer *rf_model_tokenizer(rf_model *model)
+{
     return model->tokenizer;
 }
 
-uint64_t rf_model_step_bytes(const rf_model *model, uint64_t depth) {
+uint64_t rf_model_step_bytes(const rf_model *model, uint64_t depth)
+{
     const rf_config *config = model->plan->config;
     uint64_t total = 0;
     for (uint32_t i = RF_W_OUTPUT_NORM; i < rf_weight_table_count(config); i++) {
         const rf_weight *weight = &model->plan->weights[i];
-        if (weight->tensor) total += weight->tensor->bytes;
+        if (weight->tensor)
+            total += weight->tensor->bytes;
     }
     for (uint32_t i = 0; i < config->layer_count; i++) {
-        total += depth * config->layers[i].kv_heads
-                 * (rf_kv_row_bytes(model->kv, i, RF_KV_K) + rf_kv_row_bytes(model->kv, i, RF_KV_V));
+        total += depth * config->layers[i].kv_heads *
+                 (rf_kv_row_bytes(model->kv, i, RF_KV_K) + rf_kv_row_bytes(model->kv, i, RF_KV_V));
     }
     return total;
 }
 
-void rf_model_op_name(const rf_model *model, uint32_t op, char *text, size_t capacity) {
+void rf_model_op_name(const rf_model *model, uint32_t op, char *text, size_t capacity)
+{
     rf_recipe_op_name(model->plan->recipe, model->plan->config->layer_count, op, text, capacity);
 }
 
 rf_status rf_model_check_row(const rf_model *model, uint32_t row_index, rf_check_row *out,
-                             rf_error *err) {
+                             rf_error *err)
+{
+    rf_error own;
+    if (!err)
+        err = &own;
     const rf_plan *regions = &model->plan->regions;
-    bool is_forward = row_index < regions->row_count
-                      && regions->rows[row_index].scope == RF_SCOPE_FORWARD;
+    bool is_forward =
+        row_index < regions->row_count && regions->rows[row_index].scope == RF_SCOPE_FORWARD;
     return rf_scope_check_row(is_forward ? &model->forward_scope : &model->model_scope, row_index,
                               out, err);
 }
 
-rf_status rf_model_check_guards(const rf_model *model, rf_error *err) {
+rf_status rf_model_check_guards(const rf_model *model, rf_error *err)
+{
+    rf_error own;
+    if (!err)
+        err = &own;
     rf_status status = rf_scope_check_guards(&model->model_scope, err);
     return status ? status : rf_scope_check_guards(&model->forward_scope, err);
 }
 
-uint64_t rf_model_resident(const rf_model *model, rf_scope_kind scope) {
-    if (scope == RF_SCOPE_MODEL) return rf_scope_resident(&model->model_scope);
+uint64_t rf_model_resident(const rf_model *model, rf_scope_kind scope)
+{
+    if (scope == RF_SCOPE_MODEL)
+        return rf_scope_resident(&model->model_scope);
     return scope == RF_SCOPE_FORWARD ? rf_scope_resident(&model->forward_scope) : 0;
 }
 
-uint64_t rf_model_file_resident(const rf_model *model) {
+uint64_t rf_model_file_resident(const rf_model *model)
+{
     const rf_gguf *gguf = &model->plan->file->gguf;
     return rf_os_resident(gguf->data, gguf->size);
 }

@@ -8,10 +8,12 @@
 #include <string.h>
 
 static rf_status read_header(const rf_mapping *mapping, bool owns_mapping, const char *name,
-                             rf_file **out, rf_error *err) {
+                             rf_file **out, rf_error *err)
+{
     rf_gguf counted;
     rf_status status = rf_gguf_scan(mapping->data, mapping->size, &counted, err);
-    if (status) return status;
+    if (status)
+        return status;
     /* The counts were checked: a key has at least 13 bytes in the file, a tensor 24, so these
      * products are below 16 times the file's length. */
     uint64_t key_bytes = (uint64_t)counted.key_count * sizeof(rf_gguf_key);
@@ -20,8 +22,10 @@ static rf_status read_header(const rf_mapping *mapping, bool owns_mapping, const
     uint64_t scratch_bytes = rf_gguf_scratch_bytes(&counted);
     void *memory = NULL, *scratch = NULL;
     status = rf_os_reserve(bytes, &memory, err);
-    if (status) return status;
-    if (scratch_bytes) status = rf_os_reserve(scratch_bytes, &scratch, err);
+    if (status)
+        return status;
+    if (scratch_bytes)
+        status = rf_os_reserve(scratch_bytes, &scratch, err);
     if (status) {
         rf_os_release(memory, bytes);
         return status;
@@ -35,7 +39,8 @@ static rf_status read_header(const rf_mapping *mapping, bool owns_mapping, const
     file->gguf.tensors = (rf_gguf_tensor *)(void *)((uint8_t *)(file + 1) + key_bytes);
     rf_print(file->name, sizeof file->name, "%s", name);
     status = rf_gguf_read(&file->gguf, scratch, err);
-    if (scratch) rf_os_release(scratch, scratch_bytes);
+    if (scratch)
+        rf_os_release(scratch, scratch_bytes);
     if (status) {
         rf_os_release(memory, bytes);
         return status;
@@ -44,30 +49,44 @@ static rf_status read_header(const rf_mapping *mapping, bool owns_mapping, const
     return RF_OK;
 }
 
-rf_status rf_file_open(const char *path, rf_file **out, rf_error *err) {
+rf_status rf_file_open(const char *path, rf_file **out, rf_error *err)
+{
+    rf_error own;
+    if (!err)
+        err = &own;
     rf_mapping mapping;
     rf_status status = rf_os_map(path, &mapping, err);
-    if (status) return status;
+    if (status)
+        return status;
     status = read_header(&mapping, true, path, out, err);
-    if (status) rf_os_unmap(&mapping);
+    if (status)
+        rf_os_unmap(&mapping);
     return status;
 }
 
 rf_status rf_file_open_memory(const char *name, const void *data, uint64_t bytes, rf_file **out,
-                              rf_error *err) {
+                              rf_error *err)
+{
+    rf_error own;
+    if (!err)
+        err = &own;
     rf_mapping mapping = {data, bytes};
     return read_header(&mapping, false, name, out, err);
 }
 
-void rf_file_close(rf_file *file) {
-    if (!file) return;
+void rf_file_close(rf_file *file)
+{
+    if (!file)
+        return;
     rf_mapping mapping = file->mapping;
     bool owns_mapping = file->owns_mapping;
     rf_os_release(file, file->reserved_bytes);
-    if (owns_mapping) rf_os_unmap(&mapping);
+    if (owns_mapping)
+        rf_os_unmap(&mapping);
 }
 
-void rf_file_describe(const rf_file *file, rf_file_info *out) {
+void rf_file_describe(const rf_file *file, rf_file_info *out)
+{
     const rf_gguf *gguf = &file->gguf;
     *out = (rf_file_info){.name = file->name,
                           .bytes = gguf->size,
@@ -81,8 +100,10 @@ void rf_file_describe(const rf_file *file, rf_file_info *out) {
                           .data_end = gguf->data_end};
 }
 
-bool rf_file_key(const rf_file *file, uint32_t index, rf_key_info *out) {
-    if (index >= file->gguf.key_count) return false;
+bool rf_file_key(const rf_file *file, uint32_t index, rf_key_info *out)
+{
+    if (index >= file->gguf.key_count)
+        return false;
     const rf_gguf_key *key = &file->gguf.keys[index];
     bool is_array = key->type == RF_GGUF_ARRAY;
     *out = (rf_key_info){.name = key->name.bytes,
@@ -94,17 +115,21 @@ bool rf_file_key(const rf_file *file, uint32_t index, rf_key_info *out) {
 }
 
 bool rf_file_key_value(const rf_file *file, uint32_t key_index, uint64_t element, uint64_t *at,
-                       rf_value *out) {
-    if (key_index >= file->gguf.key_count) return false;
+                       rf_value *out)
+{
+    if (key_index >= file->gguf.key_count)
+        return false;
     const rf_gguf_key *key = &file->gguf.keys[key_index];
     rf_gguf_type type = key->type == RF_GGUF_ARRAY ? key->element_type : key->type;
     rf_text text;
     *out = (rf_value){0};
-    if (element >= key->count) return false;
+    if (element >= key->count)
+        return false;
     if (type == RF_GGUF_STRING) {
         bool found = key->type == RF_GGUF_ARRAY ? rf_gguf_next_text(key, at, &text)
                                                 : rf_gguf_text(key, &text);
-        if (!found) return false;
+        if (!found)
+            return false;
         out->kind = 's';
         out->text = text.bytes;
         out->text_bytes = text.length;
@@ -114,15 +139,20 @@ bool rf_file_key_value(const rf_file *file, uint32_t key_index, uint64_t element
         out->kind = 'f';
         return rf_gguf_f64(key, element, &out->f);
     }
-    if (type == RF_GGUF_BOOL) out->kind = 'b';
-    else out->kind = 'u';
-    if (rf_gguf_u64(key, element, &out->u)) return true;
+    if (type == RF_GGUF_BOOL)
+        out->kind = 'b';
+    else
+        out->kind = 'u';
+    if (rf_gguf_u64(key, element, &out->u))
+        return true;
     out->kind = 'i';
     return rf_gguf_i64(key, element, &out->i);
 }
 
-bool rf_file_tensor(const rf_file *file, uint32_t index, rf_tensor_info *out) {
-    if (index >= file->gguf.tensor_count) return false;
+bool rf_file_tensor(const rf_file *file, uint32_t index, rf_tensor_info *out)
+{
+    if (index >= file->gguf.tensor_count)
+        return false;
     const rf_gguf_tensor *tensor = &file->gguf.tensors[index];
     *out = (rf_tensor_info){.name = tensor->name.bytes,
                             .name_bytes = tensor->name.length,
@@ -132,6 +162,7 @@ bool rf_file_tensor(const rf_file *file, uint32_t index, rf_tensor_info *out) {
                             .bytes = tensor->bytes,
                             .in_file = tensor->in_file};
     memcpy(out->shape, tensor->shape, sizeof out->shape);
-    if (!rf_name_to_id(tensor->name, out->id, sizeof out->id)) out->id[0] = '\0';
+    if (!rf_name_to_id(tensor->name, out->id, sizeof out->id))
+        out->id[0] = '\0';
     return true;
 }

@@ -6,7 +6,8 @@
 #include <string.h>
 
 #define SLOTS_MAX 4096u
-#define TINY_LAYER_BYTES (512u * 1024u) /* below it a second thread costs more than it brings
+#define TINY_LAYER_BYTES                                                                           \
+    (512u * 1024u)        /* below it a second thread costs more than it brings
                                            (measured: a barrier is 0.3 us, such a layer some 10) */
 #define LIBC_BYTES 16384u /* glibc: about 300 bytes a thread, and stdio's buffers (measured) */
 
@@ -21,7 +22,8 @@ static const struct {
 
 static const char *const profile_names = "desktop mobile-2gb edge server";
 
-void rf_options_init(rf_options *options) {
+void rf_options_init(rf_options *options)
+{
     *options = (rf_options){.struct_size = sizeof *options,
                             .slots = 1,
                             .logit_rows = 1,
@@ -30,13 +32,16 @@ void rf_options_init(rf_options *options) {
                             .event_capacity = 1024};
 }
 
-static bool same_text(const char *a, const char *b) {
+static bool same_text(const char *a, const char *b)
+{
     return strcmp(a, b) == 0;
 }
 
 __attribute__((format(printf, 2, 3))) static void add_note(rf_model_plan *plan, const char *format,
-                                                           ...) {
-    if (plan->info.note_count == RF_NOTES_MAX) return;
+                                                           ...)
+{
+    if (plan->info.note_count == RF_NOTES_MAX)
+        return;
     va_list args;
     va_start(args, format);
     rf_writer writer = rf_writer_make(plan->notes[plan->info.note_count++], sizeof plan->notes[0]);
@@ -46,11 +51,14 @@ __attribute__((format(printf, 2, 3))) static void add_note(rf_model_plan *plan, 
 
 /* ---- options ----------------------------------------------------------------------------- */
 
-static rf_status resolve_ctx(rf_model_plan *plan) {
+static rf_status resolve_ctx(rf_model_plan *plan)
+{
     uint64_t trained = plan->config->train_ctx;
     uint64_t ctx = plan->options.ctx;
-    if (ctx == RF_CTX_DEFAULT) ctx = RF_MIN(trained, 4096u);
-    if (ctx == RF_CTX_TRAINED) ctx = trained;
+    if (ctx == RF_CTX_DEFAULT)
+        ctx = RF_MIN(trained, 4096u);
+    if (ctx == RF_CTX_TRAINED)
+        ctx = trained;
     plan->info.ctx = ctx;
     plan->info.train_ctx = trained;
     if (ctx > trained) {
@@ -60,10 +68,12 @@ static rf_status resolve_ctx(rf_model_plan *plan) {
     return RF_OK;
 }
 
-static rf_status resolve_chunk(rf_model_plan *plan, uint32_t profile_chunk, rf_error *err) {
+static rf_status resolve_chunk(rf_model_plan *plan, uint32_t profile_chunk, rf_error *err)
+{
     uint64_t ctx = plan->info.ctx;
     uint32_t chunk = plan->options.chunk;
-    if (chunk == 0) chunk = (uint32_t)RF_MIN((uint64_t)profile_chunk, ctx);
+    if (chunk == 0)
+        chunk = (uint32_t)RF_MIN((uint64_t)profile_chunk, ctx);
     if (chunk > ctx) {
         rf_fail(err, RF_ERR_USAGE, "chunk", "a prompt chunk must fit into the ring");
         rf_fail_expected(err, "at most %llu", (unsigned long long)ctx);
@@ -74,18 +84,23 @@ static rf_status resolve_chunk(rf_model_plan *plan, uint32_t profile_chunk, rf_e
     return RF_OK;
 }
 
-static uint32_t resolve_threads(const rf_model_plan *plan) {
-    if (plan->options.threads) return plan->options.threads;
+static uint32_t resolve_threads(const rf_model_plan *plan)
+{
+    if (plan->options.threads)
+        return plan->options.threads;
     uint64_t layer_bytes = 0;
     for (uint32_t slot = RF_W_MODEL_COUNT; slot < RF_W_COUNT; slot++) {
         const rf_weight *weight = rf_weight_at(plan->weights, 0, (rf_weight_slot)slot);
-        if (weight->tensor) layer_bytes += weight->tensor->bytes;
+        if (weight->tensor)
+            layer_bytes += weight->tensor->bytes;
     }
-    if (layer_bytes < TINY_LAYER_BYTES) return 1;
+    if (layer_bytes < TINY_LAYER_BYTES)
+        return 1;
     return RF_MIN(rf_os_processor_count(), RF_WORKERS_MAX);
 }
 
-static rf_status resolve_kv(rf_model_plan *plan, rf_error *err) {
+static rf_status resolve_kv(rf_model_plan *plan, rf_error *err)
+{
     const char *names[2] = {plan->options.kv_k, plan->options.kv_v};
     char *kept[2] = {plan->kv_k, plan->kv_v};
     for (int side = 0; side < 2; side++) {
@@ -114,10 +129,12 @@ static rf_status resolve_kv(rf_model_plan *plan, rf_error *err) {
     return RF_OK;
 }
 
-static rf_status resolve_profile(rf_model_plan *plan, uint32_t *chunk, rf_error *err) {
+static rf_status resolve_profile(rf_model_plan *plan, uint32_t *chunk, rf_error *err)
+{
     const char *name = plan->options.profile ? plan->options.profile : profiles[0].name;
     for (size_t i = 0; i < RF_ARRAY_COUNT(profiles); i++) {
-        if (!same_text(name, profiles[i].name)) continue;
+        if (!same_text(name, profiles[i].name))
+            continue;
         plan->info.reserve_bytes = profiles[i].reserve_bytes;
         *chunk = profiles[i].chunk;
         return RF_OK;
@@ -127,11 +144,13 @@ static rf_status resolve_profile(rf_model_plan *plan, uint32_t *chunk, rf_error 
     return rf_fail_got(err, "%s", name);
 }
 
-static rf_status resolve_options(rf_model_plan *plan, rf_error *err) {
+static rf_status resolve_options(rf_model_plan *plan, rf_error *err)
+{
     const rf_options *options = &plan->options;
     uint32_t profile_chunk = 0;
     rf_status status = resolve_profile(plan, &profile_chunk, err);
-    if (status) return status;
+    if (status)
+        return status;
     if (options->slots == 0 || options->slots > SLOTS_MAX) {
         rf_fail(err, RF_ERR_USAGE, "slots", "out of range");
         rf_fail_expected(err, "1 to %u", SLOTS_MAX);
@@ -145,8 +164,10 @@ static rf_status resolve_options(rf_model_plan *plan, rf_error *err) {
     plan->info.slots = options->slots;
     plan->info.threads = resolve_threads(plan);
     status = resolve_ctx(plan);
-    if (status == RF_OK) status = resolve_chunk(plan, profile_chunk, err);
-    if (status == RF_OK) status = resolve_kv(plan, err);
+    if (status == RF_OK)
+        status = resolve_chunk(plan, profile_chunk, err);
+    if (status == RF_OK)
+        status = resolve_kv(plan, err);
     plan->shape = (rf_step_shape){.chunk = plan->info.chunk,
                                   .logit_rows = plan->info.logit_rows,
                                   .workers = plan->info.threads,
@@ -159,7 +180,8 @@ static rf_status resolve_options(rf_model_plan *plan, rf_error *err) {
 /* ---- rows -------------------------------------------------------------------------------- */
 
 static rf_status add_file_row(rf_plan *plan, const char *id, const char *source, const char *format,
-                              rf_pool pool, uint64_t offset, uint64_t bytes, rf_error *err) {
+                              rf_pool pool, uint64_t offset, uint64_t bytes, rf_error *err)
+{
     rf_plan_row row = {.scope = RF_SCOPE_MODEL,
                        .domain = RF_DOMAIN_FILE,
                        .pool = pool,
@@ -174,7 +196,8 @@ static rf_status add_file_row(rf_plan *plan, const char *id, const char *source,
     return rf_plan_add(plan, &row, err);
 }
 
-static rf_status add_worker_rows(rf_model_plan *plan, rf_error *err) {
+static rf_status add_worker_rows(rf_model_plan *plan, rf_error *err)
+{
     rf_plan *regions = &plan->regions;
     uint32_t workers = plan->info.threads;
     rf_status status = rf_plan_add_region(regions, "workers.team", "bytes", RF_SCOPE_MODEL,
@@ -195,7 +218,8 @@ static rf_status add_worker_rows(rf_model_plan *plan, rf_error *err) {
 }
 
 /* The model's own tables, beside those of the floors below. */
-static rf_status add_table_rows(rf_model_plan *plan, rf_error *err) {
+static rf_status add_table_rows(rf_model_plan *plan, rf_error *err)
+{
     const struct {
         const char *id, *format;
         rf_scope_kind scope;
@@ -217,34 +241,42 @@ static rf_status add_table_rows(rf_model_plan *plan, rf_error *err) {
         {"process.libc", "bytes", RF_SCOPE_AMBIENT, RF_POOL_OTHER, LIBC_BYTES, 1},
     };
     for (size_t i = 0; i < RF_ARRAY_COUNT(rows); i++) {
-        rf_status status = rf_plan_add_region(&plan->regions, rows[i].id, rows[i].format,
-                                              rows[i].scope, rows[i].pool, rows[i].count,
-                                              rows[i].unit_bytes, err);
-        if (status) return status;
+        rf_status status =
+            rf_plan_add_region(&plan->regions, rows[i].id, rows[i].format, rows[i].scope,
+                               rows[i].pool, rows[i].count, rows[i].unit_bytes, err);
+        if (status)
+            return status;
     }
     return RF_OK;
 }
 
-static rf_status compose(rf_model_plan *plan, rf_error *err) {
+static rf_status compose(rf_model_plan *plan, rf_error *err)
+{
     const rf_gguf *gguf = &plan->file->gguf;
     rf_plan *regions = &plan->regions;
     const rf_gguf_tensor *freqs = plan->config->rope.freqs;
     rf_status status = add_file_row(regions, "model.header", "", "bytes", RF_POOL_OTHER, 0,
                                     gguf->data_offset, err);
-    if (status == RF_OK) status = rf_weights_plan(regions, plan->config, plan->weights, err);
+    if (status == RF_OK)
+        status = rf_weights_plan(regions, plan->config, plan->weights, err);
     if (status == RF_OK && freqs) {
         status = add_file_row(regions, "model.rope_freqs.weight", "rope_freqs.weight", "f32",
                               RF_POOL_WEIGHTS, freqs->offset, freqs->bytes, err);
     }
-    if (status == RF_OK) status = rf_kv_plan(regions, &plan->kv, err);
-    if (status == RF_OK) status = rf_text_plan(regions, &plan->vocab, &plan->text, err);
-    if (status == RF_OK) status = add_table_rows(plan, err);
-    if (status == RF_OK) status = add_worker_rows(plan, err);
+    if (status == RF_OK)
+        status = rf_kv_plan(regions, &plan->kv, err);
+    if (status == RF_OK)
+        status = rf_text_plan(regions, &plan->vocab, &plan->text, err);
+    if (status == RF_OK)
+        status = add_table_rows(plan, err);
+    if (status == RF_OK)
+        status = add_worker_rows(plan, err);
     if (status == RF_OK) {
-        status = rf_recipe_plan(regions, plan->recipe, plan->config, plan->weights, &plan->shape,
-                                err);
+        status =
+            rf_recipe_plan(regions, plan->recipe, plan->config, plan->weights, &plan->shape, err);
     }
-    if (status == RF_OK) status = rf_trace_plan(regions, plan->options.event_capacity, err);
+    if (status == RF_OK)
+        status = rf_trace_plan(regions, plan->options.event_capacity, err);
     if (status == RF_OK) {
         status = rf_plan_layout(regions, RF_MAX(gguf->size, gguf->data_end), err);
     }
@@ -254,35 +286,44 @@ static rf_status compose(rf_model_plan *plan, rf_error *err) {
 /* ---- make -------------------------------------------------------------------------------- */
 
 /* Tensors that the recipe has no use for. */
-static void list_unknown(rf_model_plan *plan) {
+static void list_unknown(rf_model_plan *plan)
+{
     const rf_gguf *gguf = &plan->file->gguf;
     for (uint32_t i = 0; i < gguf->tensor_count; i++) {
         bool used = &gguf->tensors[i] == plan->config->rope.freqs;
         for (uint32_t w = 0; !used && w < rf_weight_table_count(plan->config); w++) {
             used = plan->weights[w].tensor == &gguf->tensors[i];
         }
-        if (!used) plan->unknown[plan->info.unknown_tensor_count++] = i;
+        if (!used)
+            plan->unknown[plan->info.unknown_tensor_count++] = i;
     }
 }
 
-static rf_status measure_text(rf_model_plan *plan, rf_error *err) {
+static rf_status measure_text(rf_model_plan *plan, rf_error *err)
+{
     const rf_gguf *gguf = &plan->file->gguf;
-    if (!rf_gguf_find(gguf, "tokenizer.ggml.model") && !rf_gguf_find(gguf, "tokenizer.ggml.tokens")) {
+    if (!rf_gguf_find(gguf, "tokenizer.ggml.model") &&
+        !rf_gguf_find(gguf, "tokenizer.ggml.tokens")) {
         add_note(plan, "the file has no vocabulary: no text can be given or written");
         return RF_OK;
     }
     rf_status status = rf_vocab_measure(gguf, &plan->vocab, err);
-    if (status) return status;
+    if (status)
+        return status;
     return rf_text_shape_of(&plan->vocab, plan->options.text_bytes, &plan->text, err);
 }
 
 /* The plan's own parts behind its struct, in one reservation. Sizes are below 2^40: the counts were
  * checked against the file and RF_LAYERS_MAX. */
 static uint64_t lay_parts(rf_model_plan *plan, uint32_t layer_count, uint32_t tensor_count,
-                          uint32_t row_capacity) {
+                          uint32_t row_capacity)
+{
     uint32_t weight_count = RF_W_MODEL_COUNT + layer_count * RF_W_LAYER_COUNT;
-    uint64_t bytes[] = {sizeof *plan, sizeof(rf_config), weight_count * sizeof(rf_weight),
-                        layer_count * sizeof(rf_kv_layer), row_capacity * sizeof(rf_plan_row),
+    uint64_t bytes[] = {sizeof *plan,
+                        sizeof(rf_config),
+                        weight_count * sizeof(rf_weight),
+                        layer_count * sizeof(rf_kv_layer),
+                        row_capacity * sizeof(rf_plan_row),
                         tensor_count * sizeof(uint32_t)};
     uint64_t at[RF_ARRAY_COUNT(bytes)], total = 0;
     for (size_t i = 0; i < RF_ARRAY_COUNT(bytes); i++) {
@@ -300,10 +341,12 @@ static uint64_t lay_parts(rf_model_plan *plan, uint32_t layer_count, uint32_t te
     return total;
 }
 
-static rf_status fill_plan(rf_model_plan *plan, rf_error *err) {
+static rf_status fill_plan(rf_model_plan *plan, rf_error *err)
+{
     const rf_gguf *gguf = &plan->file->gguf;
     rf_status status = rf_weights_bind(gguf, plan->config, plan->weights, err);
-    if (status) return status;
+    if (status)
+        return status;
     plan->recipe = rf_recipe_of(plan->config->architecture);
     rf_print(plan->info.architecture, sizeof plan->info.architecture, "%s",
              plan->config->architecture);
@@ -319,29 +362,39 @@ static rf_status fill_plan(rf_model_plan *plan, rf_error *err) {
         add_note(plan, "%s", plan->config->notes[i]);
     }
     status = resolve_options(plan, err);
-    if (status == RF_OK) status = measure_text(plan, err);
-    if (status == RF_OK) status = compose(plan, err);
-    if (status) return status;
+    if (status == RF_OK)
+        status = measure_text(plan, err);
+    if (status == RF_OK)
+        status = compose(plan, err);
+    if (status)
+        return status;
     list_unknown(plan);
     rf_budget_judge(plan);
     return RF_OK;
 }
 
 rf_status rf_plan_compute(const rf_file *file, const rf_options *options, rf_model_plan **out,
-                          rf_error *err) {
+                          rf_error *err)
+{
+    rf_error own;
+    if (!err)
+        err = &own;
     if (options->struct_size != sizeof *options) {
         return rf_fail(err, RF_ERR_USAGE, "options", "struct_size is not that of this library");
     }
     rf_config config;
     rf_status status = rf_config_read(&file->gguf, &config, err);
-    if (status) return status;
+    if (status)
+        return status;
     uint32_t layers = config.layer_count;
     /* Tensors, two sides of KV a layer, stacks, buffers, tables: 64 covers what is not counted. */
-    uint32_t row_capacity = RF_W_MODEL_COUNT + layers * (RF_W_LAYER_COUNT + 2) + RF_WORKERS_MAX + 64;
+    uint32_t row_capacity =
+        RF_W_MODEL_COUNT + layers * (RF_W_LAYER_COUNT + 2) + RF_WORKERS_MAX + 64;
     uint64_t bytes = lay_parts(NULL, layers, file->gguf.tensor_count, row_capacity);
     void *memory = NULL;
     status = rf_os_reserve(bytes, &memory, err);
-    if (status) return status;
+    if (status)
+        return status;
     rf_model_plan *plan = memory;
     plan->file = file;
     plan->reserved_bytes = bytes;
@@ -358,41 +411,56 @@ rf_status rf_plan_compute(const rf_file *file, const rf_options *options, rf_mod
 }
 
 rf_status rf_plan_make(const rf_file *file, const rf_options *options, rf_model_plan **out,
-                       rf_error *err) {
+                       rf_error *err)
+{
+    rf_error own;
+    if (!err)
+        err = &own;
     rf_model_plan *plan = NULL;
     rf_status status = rf_plan_compute(file, options, &plan, err);
-    if (status) return status;
-    if (!plan->info.fits) rf_budget_suggest(plan);
+    if (status)
+        return status;
+    if (!plan->info.fits)
+        rf_budget_suggest(plan);
     *out = plan;
     return RF_OK;
 }
 
-void rf_model_plan_close(rf_model_plan *plan) {
-    if (plan) rf_os_release(plan, plan->reserved_bytes);
+void rf_model_plan_close(rf_model_plan *plan)
+{
+    if (plan)
+        rf_os_release(plan, plan->reserved_bytes);
 }
 
-const rf_plan *rf_model_plan_regions(const rf_model_plan *plan) {
+const rf_plan *rf_model_plan_regions(const rf_model_plan *plan)
+{
     return &plan->regions;
 }
 
-void rf_model_plan_describe(const rf_model_plan *plan, rf_plan_info *out) {
+void rf_model_plan_describe(const rf_model_plan *plan, rf_plan_info *out)
+{
     *out = plan->info;
 }
 
-const char *rf_model_plan_note(const rf_model_plan *plan, uint32_t index) {
+const char *rf_model_plan_note(const rf_model_plan *plan, uint32_t index)
+{
     return index < plan->info.note_count ? plan->notes[index] : NULL;
 }
 
 bool rf_model_plan_unknown_tensor(const rf_model_plan *plan, uint32_t index, char *name,
-                                  size_t capacity) {
-    if (index >= plan->info.unknown_tensor_count) return false;
+                                  size_t capacity)
+{
+    if (index >= plan->info.unknown_tensor_count)
+        return false;
     rf_text text = plan->file->gguf.tensors[plan->unknown[index]].name;
     rf_print(name, capacity, "%.*s", (int)text.length, text.bytes);
     return true;
 }
 
-bool rf_model_plan_suggestion(const rf_model_plan *plan, uint32_t index, rf_suggestion *out) {
-    if (index >= plan->info.suggestion_count) return false;
+bool rf_model_plan_suggestion(const rf_model_plan *plan, uint32_t index, rf_suggestion *out)
+{
+    if (index >= plan->info.suggestion_count)
+        return false;
     *out = plan->suggestions[index];
     return true;
 }

@@ -20,7 +20,7 @@ struct rf_file { /* lies at the start of its own reservation, behind it keys and
 
 /* ---- plan -------------------------------------------------------------------------------- */
 
-#define RF_NOTES_MAX 16u
+#define RF_NOTES_MAX       16u
 #define RF_SUGGESTIONS_MAX 8u
 
 typedef struct rf_text_shape { /* of the tokenizer, beside its tables */
@@ -111,11 +111,11 @@ struct rf_model { /* lies in the region "model.state" */
     rf_step_input input;
     rf_kv *kv;
     rf_team *team;
-    rf_tokenizer *tokenizer; /* NULL: the file has no vocabulary */
-    rf_sampler *samplers;    /* [slots] */
+    rf_tokenizer *tokenizer;  /* NULL: the file has no vocabulary */
+    rf_sampler *samplers;     /* [slots] */
     rf_candidate *candidates; /* [vocab_count] */
-    uint8_t *slot_seen;      /* [slots]: scratch of rf_step */
-    rf_step_item *items;     /* [chunk]: scratch of rf_prefill */
+    uint8_t *slot_seen;       /* [slots]: scratch of rf_step */
+    rf_step_item *items;      /* [chunk]: scratch of rf_prefill */
     atomic_bool cancel;
 };
 

@@ -11,12 +11,12 @@
 
 #define RF_TOKEN_NONE UINT32_MAX
 
-typedef enum rf_vocab_table { /* regions of the plan: "text.<name>" */
-    RF_VOCAB_TOKENS,  /* per token: place of its text, type, score */
-    RF_VOCAB_INDEX,   /* text -> id */
-    RF_VOCAB_MERGES,  /* pair -> rank (byte-level BPE) */
-    RF_VOCAB_SPECIALS, /* ids of the special tokens, longest first */
-    RF_VOCAB_TABLE_COUNT
+typedef enum rf_vocab_table {                    /* regions of the plan: "text.<name>" */
+                              RF_VOCAB_TOKENS,   /* per token: place of its text, type, score */
+                              RF_VOCAB_INDEX,    /* text -> id */
+                              RF_VOCAB_MERGES,   /* pair -> rank (byte-level BPE) */
+                              RF_VOCAB_SPECIALS, /* ids of the special tokens, longest first */
+                              RF_VOCAB_TABLE_COUNT
 } rf_vocab_table;
 
 const char *rf_vocab_table_name(rf_vocab_table table); /* "tokens", ... */
@@ -26,7 +26,7 @@ typedef enum rf_vocab_kind { RF_VOCAB_SPM, RF_VOCAB_BPE } rf_vocab_kind;
 typedef struct rf_vocab {
     const rf_gguf *gguf; /* borrowed */
     rf_vocab_kind kind;
-    uint32_t pre;        /* index into the table of pre-tokenizers */
+    uint32_t pre; /* index into the table of pre-tokenizers */
     uint32_t token_count;
     uint32_t bos, eos, eot, unk, pad; /* RF_TOKEN_NONE when absent */
     uint32_t end_ids[16];             /* every token that ends a turn or a text */
