@@ -102,6 +102,9 @@ static inline bool cli_has(const cli_args *args, cli_given what)
 {
     return (args->given >> what & 1u) != 0;
 }
+/* The option that sets a field which the library calls by this name: "kv_k" is "-ctk"; NULL: none.
+ * Valid until the next call. */
+const char *cli_option_label(const char *field);
 /* Writes the overview, or one command's help, to stdout. */
 void cli_help(const cli_command *command);
 /* Whether RINGFENCE_JSON asks for JSON, before the arguments are known to be good. */

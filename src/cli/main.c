@@ -109,6 +109,8 @@ int main(int argc, char **argv)
     out_flush();
     if (out_failed() && status != RF_ERR_INTERRUPTED)
         status = out_status(&err);
+    if (err.status == RF_ERR_INTERRUPTED && signals_interrupted())
+        rf_fail(&err, RF_ERR_INTERRUPTED, "signal", "interrupted, everything is given back");
     if (err.status)
         cli_report(&err);
     return rf_status_exit_code(status);

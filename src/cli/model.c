@@ -174,6 +174,9 @@ rf_status cli_plan_open(cli_model *model, const rf_options *options, rf_error *e
     rf_status status = rf_plan_make(model->file, options, &model->plan, err);
     if (!status)
         rf_model_plan_describe(model->plan, &model->info);
+    const char *label = status == RF_ERR_USAGE ? cli_option_label(err->where) : NULL;
+    if (label)
+        rf_print(err->where, sizeof err->where, "%s", label);
     return status;
 }
 

@@ -57,7 +57,7 @@ static const option_row option_table[] = {
      AT(predict), -1, COUNT_MAX, NULL, "most tokens to generate (-1: until the text ends)"},
     {"sys", "system-prompt", "-sys", "TEXT", BIT(CHAT), CLI_GIVEN_NONE, KIND_TEXT, AT(system), 0, 0,
      NULL, "the system message"},
-    {"ctx", "ctx-size", "-c", "N", PLANNED, CLI_GIVEN_CTX, KIND_INT, AT(ctx), 0, COUNT_MAX, NULL,
+    {"ctx", "ctx-size", "-c", "N", PLANNED, CLI_GIVEN_CTX, KIND_INT, AT(ctx), 0, 9.2e18, NULL,
      "context of each slot in tokens (0: what the model was trained for)"},
     {"slots", "parallel", "-np", "N", PLANNED & ~BIT(BENCH), CLI_GIVEN_NONE, KIND_INT, AT(slots), 1,
      65536, NULL, "sequences to plan memory for"},
@@ -484,6 +484,21 @@ bool cli_json_wanted(int argc, char **argv)
             return true;
     }
     return false;
+}
+
+const char *cli_option_label(const char *field)
+{
+    for (size_t i = 0; i < RF_ARRAY_COUNT(option_table); i++) {
+        const option_row *row = &option_table[i];
+        size_t n = 0;
+        while (field[n] && (field[n] == '_' ? '-' : field[n]) == row->name[n]) n++;
+        if (field[n] || row->name[n]) continue;
+        if (row->flag) return row->flag;
+        static char label[64];
+        snprintf(label, sizeof label, "--%s", row->name);
+        return label;
+    }
+    return NULL;
 }
 
 /* ---- help -------------------------------------------------------------------------------- */
