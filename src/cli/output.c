@@ -44,12 +44,14 @@ static int write_all(int fd, const char *bytes, size_t count)
     while (count) {
         ssize_t done = write(fd, bytes, count);
         if (done < 0) {
-            if (errno == EINTR)
+            if (errno == EINTR && !signals_interrupted())
                 continue;
             return errno;
         }
         bytes += done;
         count -= (size_t)done;
+        if (count && signals_interrupted())
+            return EINTR; /* a part went out, and nobody may ever read the rest */
     }
     return 0;
 }
@@ -95,6 +97,8 @@ rf_status out_status(rf_error *err)
 {
     if (!output.failed)
         return RF_OK;
+    if (output.failed == EINTR)
+        return signals_status(err);
     return rf_fail(err, RF_ERR_IO, "stdout", "cannot write: %s", strerror(output.failed));
 }
 

@@ -102,7 +102,7 @@ def test_help_offers_nothing_that_is_not_built(run):
     (["run", "-b", "4000", "-c", "64"], "-b"),
     (["run", "-p", "-n", "5"], "-p"),
     (["run", "-p", "x", "-f", "y"], "-f"),
-    (["run", "-q=1"], "-q"),
+    (["run", "-q=1"], "-q=1"),
     (["run", "--quiet=1"], "--quiet"),
     (["run", "a", "b"], "b"),
     (["run", "-m", "a", "b"], "b"),
@@ -202,7 +202,7 @@ def test_quiet_silences_all_but_errors(run):
 def test_an_interrupt_ends_with_130(args, number, tmp_path):
     text = tmp_path / "text"
     text.write_bytes(b"Once upon a time there was a little girl. " * 9000)
-    child = start(*[text if arg == "TEXT" else arg for arg in args])
+    child = start(*[text if arg == "TEXT" else arg for arg in args], stdout=subprocess.DEVNULL)
     wait_until_busy(child)
     child.send_signal(number)
     asked = time.monotonic()
@@ -210,6 +210,16 @@ def test_an_interrupt_ends_with_130(args, number, tmp_path):
     assert child.returncode == 130, err
     assert time.monotonic() - asked < 5 * runner.PATIENCE
     assert err.count(b"ringfence: error: ") == 1
+
+
+def test_an_interrupt_ends_a_write_that_nobody_reads(tmp_path):
+    text = tmp_path / "text"
+    text.write_bytes(b"Once upon a time there was a little girl. " * 9000)
+    child = start("run", "-f", text, "-c", "120000")  # its stdout is a pipe, and soon full
+    time.sleep(0.5 * runner.PATIENCE)
+    child.send_signal(signal.SIGINT)
+    assert child.wait(timeout=20 * runner.PATIENCE) == 130
+    child.communicate()
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -426,7 +436,7 @@ def test_saved_logits_are_read_back(run, kjv, tmp_path):
     assert struct.unpack("<3i", data[8:20]) == (64, 512, 4)
     assert len(data) == 20 + 4 * 4 * 64 + 4 * 31 * (512 + 4) * 2
     kl = run(*args, "-f", kjv, "--kl-base", saved).json["kl"]
-    assert abs(kl["mean"]) < 1e-6 and kl["top1"] == 1
+    assert abs(kl["mean"]) < 1e-5 and kl["top1"] == 1
 
 
 def test_a_base_of_another_text_is_refused_with_the_position(run, kjv, shared, tmp_path):
