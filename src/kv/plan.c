@@ -5,19 +5,22 @@
  */
 #include "kv/store.h"
 
-static const rf_format kv_formats[] = {RF_F32, RF_F16};
+static const struct {
+    rf_format format;
+    float limit; /* 65520 is the first float that rounds to infinity in a half */
+} kv_formats[] = {{RF_F32, __builtin_inff()}, {RF_F16, 65520.0f}};
 
 rf_format rf_kv_format_by_name(const char *name)
 {
     if (!name)
         return RF_F16;
     for (size_t i = 0; i < RF_ARRAY_COUNT(kv_formats); i++) {
-        const char *known = rf_format_name(kv_formats[i]);
+        const char *known = rf_format_name(kv_formats[i].format);
         size_t at = 0;
         while (known[at] && known[at] == name[at])
             at++;
         if (!known[at] && !name[at])
-            return kv_formats[i];
+            return kv_formats[i].format;
     }
     return RF_FORMAT_NONE;
 }
@@ -41,6 +44,10 @@ static rf_status resolve_side(const rf_kv_config *config, uint32_t layer_index, 
         rf_fail(err, RF_ERR_USAGE, where, "unknown KV format");
         rf_fail_expected(err, "one of: %s", rf_kv_format_names());
         return rf_fail_got(err, "%s", name);
+    }
+    for (size_t i = 0; i < RF_ARRAY_COUNT(kv_formats); i++) {
+        if (kv_formats[i].format == out->format)
+            out->limit = kv_formats[i].limit;
     }
     if (out->width == 0 || out->width % 8 != 0) {
         rf_fail(err, RF_ERR_USAGE, where, "a head's width must be a multiple of 8");

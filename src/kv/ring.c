@@ -141,12 +141,13 @@ uint64_t rf_kv_capacity(const rf_kv *kv)
     return kv->capacity;
 }
 
-static bool all_finite(const float *values, uint32_t count)
+/* Whether every value is finite, also when it is stored. */
+static bool all_below(const float *values, uint32_t count, float limit)
 {
-    float zero = 0.0f; /* x * 0 is NaN exactly for what is not finite, and NaN stays */
+    bool below = true; /* a comparison with NaN is false */
     for (uint32_t i = 0; i < count; i++)
-        zero += values[i] * 0.0f;
-    return zero == 0.0f;
+        below &= __builtin_fabsf(values[i]) < limit;
+    return below;
 }
 
 /* The first layer at or after index that keeps anything. */
@@ -201,16 +202,18 @@ rf_status rf_kv_append(rf_kv *kv, uint32_t slot, uint32_t layer_index, const flo
     for (int side = RF_KV_K; side <= RF_KV_V; side++) {
         uint32_t row_elements = layer->kv_heads * layer->side[side].width;
         for (uint32_t t = 0; t < count; t++) {
-            if (all_finite(source[side] + t * stride[side], row_elements))
+            if (all_below(source[side] + t * stride[side], row_elements, layer->side[side].limit))
                 continue;
             char where[RF_ID_BYTES];
             rf_print(where, sizeof where, "kv.layers[%u].%s", layer_index,
                      side == RF_KV_K ? "k" : "v");
-            return rf_fail(err, RF_ERR_RUNTIME, where, "a value is not finite (position %llu)",
+            return rf_fail(err, RF_ERR_RUNTIME, where,
+                           "a value is not finite in this format (position %llu)",
                            (unsigned long long)(kv->slots[slot].length + t));
         }
     }
     rf_kv_slot *state = &kv->slots[slot];
+    state->written = RF_MAX(state->written, state->length + count);
     for (int side = RF_KV_K; side <= RF_KV_V; side++) {
         const rf_kv_side_store *store = &layer->side[side];
         rf_kv_encode_fn encode = kv->kernels.kv_encode[store->format];
@@ -257,16 +260,11 @@ uint64_t rf_kv_length(const rf_kv *kv, uint32_t slot)
     return slot < kv->slot_count ? kv->slots[slot].length : 0;
 }
 
-/* The first position whose rows are all still there, in every layer. */
-static uint64_t oldest_position(const rf_kv *kv, uint64_t length)
+/* Whether the rows of the positions from on are all still there; what was appended and then
+ * forgotten has written over rows as well. */
+static bool has_rows_from(const rf_kv_layer_store *layer, const rf_kv_slot *state, uint64_t from)
 {
-    uint64_t oldest = 0;
-    for (uint32_t i = 0; i < kv->layer_count; i++) {
-        uint64_t rows = kv->layers[i].kv_heads ? kv->layers[i].row_count : length;
-        if (length > rows)
-            oldest = RF_MAX(oldest, length - rows);
-    }
-    return oldest;
+    return state->written <= layer->row_count || from >= state->written - layer->row_count;
 }
 
 rf_status rf_kv_truncate(rf_kv *kv, uint32_t slot, uint64_t length, rf_error *err)
@@ -288,12 +286,14 @@ rf_status rf_kv_truncate(rf_kv *kv, uint32_t slot, uint64_t length, rf_error *er
         if (!window || !kv->layers[i].kv_heads)
             continue;
         uint64_t seen_from = length + 1 > window ? length + 1 - window : 0;
-        if (seen_from < oldest_position(kv, state->length) && length < state->length) {
+        if (length < state->length && !has_rows_from(&kv->layers[i], state, seen_from)) {
             return rf_fail(err, RF_ERR_USAGE, "kv.truncate",
                            "positions that layer %u would see were overwritten", i);
         }
     }
     state->length = length;
+    if (length == 0)
+        state->written = 0;
     rf_kv_abort(kv, slot);
     return RF_OK;
 }
@@ -319,8 +319,8 @@ uint32_t rf_kv_window(const rf_kv *kv, uint32_t slot, uint32_t layer_index, uint
     uint64_t end = state->length + (layer_index < state->next_layer ? state->pending : 0);
     if (head >= layer->kv_heads || from >= to || to > end)
         return 0;
-    if (end - from > layer->row_count)
-        return 0; /* overwritten */
+    if (!has_rows_from(layer, state, from))
+        return 0;
     uint32_t run_count = 0;
     while (from < to) {
         uint64_t row = from % layer->row_count;

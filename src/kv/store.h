@@ -9,6 +9,7 @@ typedef struct rf_kv_side_store { /* keys or values of one layer */
     uint64_t row_bytes;
     uint32_t width;
     rf_format format;
+    float limit; /* finite values of at least this size would be stored as infinity */
 } rf_kv_side_store;
 
 typedef struct rf_kv_layer_store {
