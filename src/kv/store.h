@@ -21,6 +21,7 @@ typedef struct rf_kv_layer_store {
 
 typedef struct rf_kv_slot {
     uint64_t length;  /* committed positions */
+    uint64_t written; /* positions below it were written at some time: a row may be a newer one */
     uint32_t pending; /* positions appended by every layer before next_layer */
     uint32_t next_layer;
 } rf_kv_slot;
