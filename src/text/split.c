@@ -40,33 +40,20 @@ typedef struct letter {
 
 #define END_CODE UINT32_MAX
 
+/* clang-format off */
+enum { L = LETTER, N = NUMBER, S = SPACE, P = PUNCT, Y = SYMBOL, O = OTHER };
+
 static const uint8_t ascii_classes[128] = {
-    [0] = OTHER,
-    [1 ... 8] = OTHER,
-    [9 ... 13] = SPACE,
-    [14 ... 31] = OTHER,
-    [' '] = SPACE,
-    ['!' ... '#'] = PUNCT,
-    ['$'] = SYMBOL,
-    ['%' ... '*'] = PUNCT,
-    ['+'] = SYMBOL,
-    [',' ... '/'] = PUNCT,
-    ['0' ... '9'] = NUMBER,
-    [':' ... ';'] = PUNCT,
-    ['<' ... '>'] = SYMBOL,
-    ['?' ... '@'] = PUNCT,
-    ['A' ... 'Z'] = LETTER,
-    ['[' ... ']'] = PUNCT,
-    ['^'] = SYMBOL,
-    ['_'] = PUNCT,
-    ['`'] = SYMBOL,
-    ['a' ... 'z'] = LETTER,
-    ['{'] = PUNCT,
-    ['|'] = SYMBOL,
-    ['}'] = PUNCT,
-    ['~'] = SYMBOL,
-    [127] = OTHER,
+    O, O, O, O, O, O, O, O, O, S, S, S, S, S, O, O, /* 00 */
+    O, O, O, O, O, O, O, O, O, O, O, O, O, O, O, O, /* 10 */
+    S, P, P, P, Y, P, P, P, P, P, P, Y, P, P, P, P, /* 20 */
+    N, N, N, N, N, N, N, N, N, N, P, P, Y, Y, Y, P, /* 30 */
+    P, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, /* 40 */
+    L, L, L, L, L, L, L, L, L, L, L, P, P, P, Y, P, /* 50 */
+    Y, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, /* 60 */
+    L, L, L, L, L, L, L, L, L, L, L, P, Y, P, Y, O, /* 70 */
 };
+/* clang-format on */
 
 static const uint8_t category_classes[] = {
     [UTF8PROC_CATEGORY_CN] = OTHER,  [UTF8PROC_CATEGORY_LU] = LETTER,
@@ -131,18 +118,42 @@ static uint64_t skip_class(const uint8_t *text, uint64_t at, uint64_t end, uint3
 /* 's 't 'm 'd 're 've 'll in lower case or, when any_case, in both. Returns its end, or at. */
 static uint64_t skip_contraction(const uint8_t *text, uint64_t at, uint64_t end, bool any_case)
 {
-    if (end - at < 2 || text[at] != '\'')
+    letter mark = letter_at(text, at, end);
+    if (mark.code != '\'')
         return at;
-    uint8_t fold = any_case ? 0x20 : 0;
-    uint8_t first = text[at + 1] | fold;
-    if (first == 's' || first == 't' || first == 'm' || first == 'd')
-        return at + 2;
-    if (end - at < 3)
+    uint64_t stop = at + mark.length;
+    letter first = letter_at(text, stop, end);
+    stop += first.length;
+    letter second = letter_at(text, stop, end);
+    if (any_case) {
+        first.code |= 0x20;
+        second.code |= 0x20;
+    }
+    switch (first.code) {
+    case 's':
+    case 't':
+    case 'm':
+    case 'd':
+        return stop;
+    case 'r':
+    case 'v':
+        return second.code == 'e' ? stop + second.length : at;
+    case 'l':
+        return second.code == 'l' ? stop + second.length : at;
+    default:
         return at;
-    uint8_t second = text[at + 2] | fold;
-    bool found = (first == 'r' && second == 'e') || (first == 'v' && second == 'e') ||
-                 (first == 'l' && second == 'l');
-    return found ? at + 3 : at;
+    }
+}
+
+/* Line ends that follow; a slash too, when it may. */
+static uint64_t skip_line_ends(const uint8_t *text, uint64_t at, uint64_t end, bool slash)
+{
+    for (;;) {
+        letter c = letter_at(text, at, end);
+        if (!is_newline(c) && !(slash && c.code == '/'))
+            return at;
+        at += c.length;
+    }
 }
 
 /* White space before other text leaves its last character to the word that follows; at the end of
@@ -174,13 +185,12 @@ static uint64_t skip_spaces_to_line(const uint8_t *text, uint64_t at, uint64_t e
 
 /* ---- rules ------------------------------------------------------------------------------- */
 
-enum {                   /* how a rule is tuned; the digits' group is the low part */
-       GROUP = 3,        /* 1: digits stand alone; 3: in threes from the left; 0: in runs */
-       WITH_MARKS = 4,   /* marks count as letters */
-       TAIL_SLASH = 8,   /* a slash may end a run of symbols as a line end does */
-       CONTRACT = 16,    /* English contractions stand alone (words) or end a word (cased words) */
-       SPACE_FIRST = 32, /* a run may begin with one white space */
-       LINE_ALONE = 64   /* one line end a piece; runs of symbols do not take line ends */
+enum {                  /* how a rule is tuned; the digits' group is the low part */
+       GROUP = 3,       /* 1: digits stand alone; 3: in threes from the left; 0: in runs */
+       WITH_MARKS = 4,  /* marks count as letters */
+       TAIL_SLASH = 8,  /* a slash may end a run of symbols as a line end does */
+       CONTRACT = 16,   /* English contractions stand alone (words) or end a word (cased words) */
+       SPACE_FIRST = 32 /* a run may begin with one white space */
 };
 
 /* The first piece of text[at, end), at < end, ends at the returned offset, which is > at. */
@@ -193,8 +203,12 @@ static uint64_t rule_gpt2(const uint8_t *text, uint64_t at, uint64_t end, uint32
     uint64_t stop = skip_contraction(text, at, end, false);
     if (stop > at)
         return stop;
-    uint64_t body = text[at] == ' ' ? at + 1 : at;
-    letter c = letter_at(text, body, end);
+    letter c = letter_at(text, at, end);
+    uint64_t body = at;
+    if (c.code == ' ') {
+        body += c.length;
+        c = letter_at(text, body, end);
+    }
     if (c.class == LETTER || c.class == NUMBER)
         return skip_class(text, body, end, c.class);
     if (c.class & (MARK | PUNCT | SYMBOL | OTHER))
@@ -223,14 +237,11 @@ static uint64_t skip_rest(const uint8_t *text, uint64_t at, uint64_t end, uint32
     if (c.class == NUMBER)
         return skip_group(text, at, end, flags & GROUP);
     uint32_t signs = PUNCT | SYMBOL | OTHER | (flags & WITH_MARKS ? 0 : MARK);
-    uint64_t body = c.code == ' ' ? at + 1 : at;
+    uint64_t body = c.code == ' ' ? at + c.length : at;
     uint64_t stop = skip_class(text, body, end, signs);
     if (stop == body)
         return c.class == SPACE ? skip_spaces_to_line(text, at, end) : at + c.length;
-    while (stop < end &&
-           (text[stop] == '\r' || text[stop] == '\n' || (flags & TAIL_SLASH && text[stop] == '/')))
-        stop++;
-    return stop;
+    return skip_line_ends(text, stop, end, flags & TAIL_SLASH);
 }
 
 /* Llama 3, Qwen 2 and their kin: contractions in any case, then a word with at most one character
@@ -295,12 +306,14 @@ static uint64_t rule_cased_words(const uint8_t *text, uint64_t at, uint64_t end,
 /* DeepSeek 3: [ascii sign][A-Za-z]+|[^\r\n L P S]?[L M]+| ?[P S]+[\r\n]*|space... */
 static uint64_t rule_deepseek3(const uint8_t *text, uint64_t at, uint64_t end, uint32_t flags)
 {
+    (void)flags;
     letter c = letter_at(text, at, end);
     if (c.code < 128 && c.class & (PUNCT | SYMBOL)) {
-        uint64_t stop = at + 1;
-        while (stop < end && ascii_classes[text[stop] & 127] == LETTER && text[stop] < 128)
-            stop++;
-        if (stop > at + 1)
+        uint64_t body = at + c.length, stop = body;
+        for (letter next = letter_at(text, stop, end); next.code < 128 && next.class == LETTER;
+             next = letter_at(text, stop, end))
+            stop += next.length;
+        if (stop > body)
             return stop;
     }
     if (!(c.class & (PUNCT | SYMBOL)) && !is_newline(c)) {
@@ -309,13 +322,10 @@ static uint64_t rule_deepseek3(const uint8_t *text, uint64_t at, uint64_t end, u
         if (stop > body)
             return stop;
     }
-    uint64_t body = c.code == ' ' ? at + 1 : at;
+    uint64_t body = c.code == ' ' ? at + c.length : at;
     uint64_t stop = skip_class(text, body, end, PUNCT | SYMBOL);
-    if (stop > body) {
-        while (!(flags & LINE_ALONE) && stop < end && (text[stop] == '\r' || text[stop] == '\n'))
-            stop++;
-        return stop;
-    }
+    if (stop > body)
+        return skip_line_ends(text, stop, end, false);
     if (c.class == SPACE)
         return skip_spaces_to_line(text, at, end);
     /* Nothing matches here: what lies between two matches is a piece of its own. */
@@ -409,7 +419,7 @@ static bool in_ranges(const range *ranges, size_t count, uint32_t code)
 static bool in_ideographs(letter c) /* DeepSeek: ideographs, U+0800 up, and Hangul */
 {
     static const range ranges[] = {{0x0800, 0x9fa5}, {0xac00, 0xd7ff}};
-    return in_ranges(ranges, RF_ARRAY_COUNT(ranges), c.code);
+    return c.class != SPACE && in_ranges(ranges, RF_ARRAY_COUNT(ranges), c.code);
 }
 
 static bool in_ideographs_kana(letter c)
@@ -478,11 +488,17 @@ ISOLATING_RULE(cased_letters, in_cased_letters, 0)
 static uint64_t rule_triplets(const uint8_t *text, uint64_t at, uint64_t end, uint32_t flags)
 {
     (void)flags;
+    uint64_t starts[3] = {at, at, at}; /* of the last three characters that were digits */
     uint32_t digits = 0;
-    for (uint64_t i = at; i < end; i++) {
-        digits = text[i] >= '0' && text[i] <= '9' ? digits + 1 : 0;
+    for (uint64_t next = at; next < end;) {
+        letter c = letter_at(text, next, end);
+        digits = c.code >= '0' && c.code <= '9' ? digits + 1 : 0;
+        starts[0] = starts[1];
+        starts[1] = starts[2];
+        starts[2] = next;
+        next += c.length;
         if (digits == 3)
-            return i - 2 > at ? i - 2 : i + 1;
+            return starts[0] > at ? starts[0] : next;
     }
     return end;
 }

@@ -24,7 +24,8 @@ enum { /* the values of tokenizer.ggml.token_type */
        RF_TOKEN_UNUSED = 5,
        RF_TOKEN_BYTE = 6,
        RF_TOKEN_TYPE_MASK = 7,
-       RF_TOKEN_STRIPS_RIGHT = 16 /* written in a text, it swallows the white space after it */
+       RF_TOKEN_CUT = 8,          /* written in a text, it is cut out like a control token */
+       RF_TOKEN_STRIPS_RIGHT = 16 /* and swallows the white space after it */
 };
 
 typedef struct rf_token {

@@ -17,6 +17,8 @@
 /* ---- keys -------------------------------------------------------------------------------- */
 
 #define NO_FIELD SIZE_MAX
+#define BLANK    "\xe2\x96\x81" /* U+2581 */
+#define BAR      "\xef\xbd\x9c" /* U+FF5C */
 
 typedef struct id_key {
     const char *name;
@@ -49,9 +51,12 @@ static const flag_key flag_keys[] = {
     {KEY "remove_extra_whitespaces", offsetof(rf_vocab, remove_extra_spaces)},
 };
 
-/* Texts that are control tokens whatever the file says: converters often mark them as normal, and
- * then a turn would never end. Ends of a turn come first, the preferred one on top. */
-enum { ENDS_TURN = 1, ENDS = 2 };
+/* Texts that are cut out of a prompt like control tokens whatever type the file gives them, as the
+ * reference does. Those in bars are control tokens outright: converters mark them as normal now and
+ * then, and a turn would never end. The others may be honest text ("</s>" closes a tag), so they
+ * end something only when the file says that they are special. Ends of a turn come first, the
+ * preferred one on top. */
+enum { ENDS_TURN = 1, ENDS = 2, CONTROLS = 4 };
 
 typedef struct known_text {
     const char *text;
@@ -59,57 +64,61 @@ typedef struct known_text {
 } known_text;
 
 static const known_text known_texts[] = {
-    {"<|eot_id|>", ENDS_TURN | ENDS},
-    {"<|im_end|>", ENDS_TURN | ENDS},
-    {"<|end|>", ENDS_TURN | ENDS},
-    {"<end_of_turn>", ENDS_TURN | ENDS},
-    {"<|endoftext|>", ENDS_TURN | ENDS},
-    {"<|end_of_text|>", ENDS_TURN | ENDS},
+    {"<|eot_id|>", ENDS_TURN | ENDS | CONTROLS},
+    {"<|im_end|>", ENDS_TURN | ENDS | CONTROLS},
+    {"<|end|>", ENDS_TURN | ENDS | CONTROLS},
+    {"<end_of_turn>", ENDS_TURN | ENDS | CONTROLS},
+    {"<|endoftext|>", ENDS_TURN | ENDS | CONTROLS},
+    {"<|end_of_text|>", ENDS_TURN | ENDS | CONTROLS},
     {"<EOT>", ENDS_TURN | ENDS},
     {"_<EOT>", ENDS_TURN | ENDS},
     {"[EOT]", ENDS_TURN | ENDS},
-    {"<\xef\xbd\x9c"
-     "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
-     ENDS_TURN | ENDS},
-    {"<end_of_utterance>", ENDS_TURN | ENDS},
-    {"<|eom_id|>", ENDS},
-    {"<|return|>", ENDS},
-    {"<|call|>", ENDS},
-    {"<|calls|>", ENDS},
-    {"<|flush|>", ENDS},
+    {"<" BAR "end" BLANK "of" BLANK "sentence" BAR ">", ENDS_TURN | ENDS | CONTROLS},
+    {"<end_of_utterance>", ENDS_TURN | ENDS | CONTROLS},
+    {"<|eom_id|>", ENDS | CONTROLS},
+    {"<|return|>", ENDS | CONTROLS},
+    {"<|call|>", ENDS | CONTROLS},
+    {"<|calls|>", ENDS | CONTROLS},
+    {"<|flush|>", ENDS | CONTROLS},
     {"</s>", ENDS},
     {"<eos>", ENDS},
     {"[EOS]", ENDS},
-    {"<turn|>", ENDS},
-    {"<|fim_pad|>", ENDS},
+    {"<turn|>", ENDS | CONTROLS},
+    {"<|fim_pad|>", ENDS | CONTROLS},
     {"<fim-pad>", ENDS},
     {"<fim_pad>", ENDS},
     {"<PAD>", ENDS},
     {"[PAD]", ENDS},
-    {"<|fim_repo|>", ENDS},
-    {"<|repo_name|>", ENDS},
+    {"<|fim_repo|>", ENDS | CONTROLS},
+    {"<|repo_name|>", ENDS | CONTROLS},
     {"<fim-repo>", ENDS},
     {"<REPO>", ENDS},
     {"<reponame>", ENDS},
-    {"<|file_sep|>", ENDS},
-    {"<|fim_prefix|>", 0},
+    {"<|file_sep|>", ENDS | CONTROLS},
+    {"<|fim_prefix|>", CONTROLS},
     {"<fim-prefix>", 0},
     {"<fim_prefix>", 0},
     {"<PRE>", 0},
-    {"<|code_prefix|>", 0},
-    {"<|prefix|>", 0},
-    {"<|fim_suffix|>", 0},
+    {BLANK "<PRE>", 0},
+    {"<|code_prefix|>", CONTROLS},
+    {"<|prefix|>", CONTROLS},
+    {"<|fim_suffix|>", CONTROLS},
     {"<fim-suffix>", 0},
     {"<fim_suffix>", 0},
     {"<SUF>", 0},
-    {"<|code_suffix|>", 0},
-    {"<|suffix|>", 0},
-    {"<|fim_middle|>", 0},
+    {BLANK "<SUF>", 0},
+    {"<|code_suffix|>", CONTROLS},
+    {"<|suffix|>", CONTROLS},
+    {"<|fim_middle|>", CONTROLS},
     {"<fim-middle>", 0},
     {"<fim_middle>", 0},
     {"<MID>", 0},
-    {"<|code_middle|>", 0},
-    {"<|middle|>", 0},
+    {BLANK "<MID>", 0},
+    {"<|code_middle|>", CONTROLS},
+    {"<|middle|>", CONTROLS},
+    {"<" BAR "fim" BLANK "begin" BAR ">", CONTROLS},
+    {"<" BAR "fim" BLANK "hole" BAR ">", CONTROLS},
+    {"<" BAR "fim" BLANK "end" BAR ">", CONTROLS},
 };
 
 #define KNOWN_NONE RF_ARRAY_COUNT(known_texts)
@@ -272,7 +281,7 @@ typedef struct token_reader { /* walks the tokens with their types and scores */
 typedef struct token_entry {
     rf_text text;
     uint32_t id;
-    uint32_t type; /* with RF_TOKEN_STRIPS_RIGHT */
+    uint32_t type; /* with RF_TOKEN_CUT and RF_TOKEN_STRIPS_RIGHT */
     float score;
     size_t known; /* index into known_texts or KNOWN_NONE */
 } token_entry;
@@ -336,6 +345,8 @@ static int byte_of(rf_text text)
 
 static bool is_special(uint32_t type)
 {
+    if (type & RF_TOKEN_CUT)
+        return true;
     type &= RF_TOKEN_TYPE_MASK;
     return type == RF_TOKEN_CONTROL || type == RF_TOKEN_USER || type == RF_TOKEN_UNKNOWN;
 }
@@ -356,7 +367,9 @@ static bool next_token(token_reader *reader, token_entry *entry)
     if (entry->type == RF_TOKEN_BYTE && !spells_byte)
         entry->type = RF_TOKEN_NORMAL;
     if (entry->known != KNOWN_NONE)
-        entry->type = RF_TOKEN_CONTROL;
+        entry->type = is_special(entry->type) || known_texts[entry->known].role & CONTROLS
+                          ? RF_TOKEN_CONTROL
+                          : entry->type | RF_TOKEN_CUT;
     if (reader->strips_right && is_special(entry->type) && !rf_text_is(entry->text, "<unk>") &&
         !rf_text_is(entry->text, "<s>") && !rf_text_is(entry->text, "<|endoftext|>"))
         entry->type |= RF_TOKEN_STRIPS_RIGHT;
@@ -438,7 +451,7 @@ static rf_status measure_tokens(token_reader *reader, rf_vocab *vocab, rf_error 
         vocab->longest_token = RF_MAX(vocab->longest_token, entry.text.length);
         if (is_special(entry.type) && entry.text.length > 0)
             vocab->special_count++;
-        if (entry.known == KNOWN_NONE)
+        if (entry.known == KNOWN_NONE || entry.type & RF_TOKEN_CUT)
             continue;
         uint32_t role = known_texts[entry.known].role;
         if (role & ENDS)
@@ -556,10 +569,9 @@ rf_text rf_vocab_text(const rf_vocab *vocab, uint32_t id)
 
 static bool has_inner_blank(rf_text text)
 {
-    static const char blank[] = "\xe2\x96\x81";
     for (uint64_t i = 1; i + 3 <= text.length; i++) {
-        if (memcmp(text.bytes + i, blank, 3) == 0 &&
-            (i < 3 || memcmp(text.bytes + i - 3, blank, 3) != 0))
+        if (memcmp(text.bytes + i, BLANK, 3) == 0 &&
+            (i < 3 || memcmp(text.bytes + i - 3, BLANK, 3) != 0))
             return true;
     }
     return false;
