@@ -15,9 +15,9 @@
 
 #define RF_INLINE static inline __attribute__((always_inline))
 
-/* gcc sees integer intrinsics as plain vector arithmetic and reorders them until registers spill
- * (measured: 105 -> 178 GMAC/s with this); an empty asm pins a value where it is. */
-#define RF_PIN(vector) __asm__("" : "+x"(vector))
+/* Small tables that are read back by broadcasting loads stay in memory: gcc would keep them in
+ * registers and permute, or unroll whole unpackings and spill. */
+#define RF_KEEP_IN_MEMORY(array) __asm__("" : "+m"(array))
 
 RF_INLINE __m256i rf_load_bytes_i16(const void *p) /* 16 signed bytes */
 {
@@ -112,7 +112,7 @@ typedef struct rf_panel { /* all of it in the worker's scratch */
 void rf_panel_avx2(const rf_matmul *job, uint32_t row, uint32_t count, const rf_panel *panel);
 
 /* dot_avx2.c: rows one by one, straight from the packed bytes, for few tokens. */
-void rf_dot_avx2(const rf_matmul *job, uint32_t first_row, uint32_t last_row);
+void rf_dot_avx2(const rf_matmul *job, uint32_t first_row, uint32_t last_row, void *scratch);
 
 void rf_matmul_float_avx2(const rf_matmul *job, uint32_t first_row, uint32_t last_row,
                           void *scratch);

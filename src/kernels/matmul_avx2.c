@@ -276,7 +276,7 @@ static void matmul_quant_avx2(const rf_matmul *job, uint32_t first_row, uint32_t
                               void *scratch)
 {
     if (job->token_count <= DOT_TOKENS) {
-        rf_dot_avx2(job, first_row, last_row);
+        rf_dot_avx2(job, first_row, last_row, scratch);
         return;
     }
     const rf_quant *quant = rf_quant_of(job->format);

@@ -119,20 +119,24 @@ RF_INLINE void rf_unpack_q3_k(const uint8_t *block, rf_unpacked *out)
     }
 }
 
-/* The 6-bit codes of q4_K and q5_K: bytes 0..7 the scales, 8..15 the minimums. */
-RF_INLINE __m128i rf_scales_k(const uint8_t *packed)
+/* The 6-bit codes of a block of q4_K or q5_K: bytes 0..7 the scales, 8..15 the minimums. */
+RF_INLINE __m128i rf_scales_k(const uint8_t *block)
 {
-    const uint32_t a = rf_load_u32(packed), b = rf_load_u32(packed + 4),
-                   c = rf_load_u32(packed + 8);
-    const uint32_t low6 = 0x3F3F3F3Fu, low4 = 0x0F0F0F0Fu, top2 = 0x30303030u;
-    return _mm_setr_epi32((int)(a & low6), (int)((c & low4) | (a >> 2 & top2)), (int)(b & low6),
-                          (int)((c >> 4 & low4) | (b >> 2 & top2)));
+    /* d and dmin, then three words A, B, C: the scales are A and (C low, A top), the minimums B and
+     * (C high, B top). */
+    const __m128i all = _mm_loadu_si128((const __m128i *)block);
+    const __m128i low_mask = _mm_setr_epi32(0x3F3F3F3F, 0x0F0F0F0F, 0x3F3F3F3F, 0x0F0F0F0F);
+    const __m128i top_mask = _mm_setr_epi32(0, 0x30303030, 0, 0x30303030);
+    const __m128i low =
+        _mm_srlv_epi32(_mm_shuffle_epi32(all, _MM_SHUFFLE(3, 2, 3, 1)), _mm_setr_epi32(0, 0, 0, 4));
+    const __m128i top = _mm_srli_epi32(_mm_shuffle_epi32(all, _MM_SHUFFLE(2, 2, 1, 1)), 2);
+    return _mm_or_si128(_mm_and_si128(low, low_mask), _mm_and_si128(top, top_mask));
 }
 
 RF_INLINE void rf_unpack_q4_k(const uint8_t *block, rf_unpacked *out)
 {
     const uint8_t *qs = block + offsetof(rf_block_q4_k, qs);
-    const __m128i codes = rf_scales_k(block + offsetof(rf_block_q4_k, scales));
+    const __m128i codes = rf_scales_k(block);
     int16_t scales[8];
     _mm_storeu_si128((__m128i *)scales, _mm_cvtepu8_epi16(codes));
     const __m128i mins = _mm_srli_si128(codes, 8);
@@ -154,7 +158,7 @@ RF_INLINE void rf_unpack_q5_k(const uint8_t *block, rf_unpacked *out)
 {
     const uint8_t *qs = block + offsetof(rf_block_q5_k, qs);
     const uint8_t *qh = block + offsetof(rf_block_q5_k, qh);
-    const __m128i codes = rf_scales_k(block + offsetof(rf_block_q5_k, scales));
+    const __m128i codes = rf_scales_k(block);
     int16_t scales[8];
     _mm_storeu_si128((__m128i *)scales, _mm_cvtepu8_epi16(codes));
     const __m128i mins = _mm_srli_si128(codes, 8);
