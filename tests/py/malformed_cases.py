@@ -173,7 +173,7 @@ def preamble_cases():
         Case("version 2", t.but(version=2).encode, codes(0)),
     ]
     for version in (0, 1, 4, 5, 2**31, NONE):
-        cases.append(broken(f"version {version}", s.but(version=version), "version"))
+        cases.append(broken(f"version {version}", s.but(version=version), "version", "endian"))
     for count in (2**31, 2**32 - 1, 2**32, 2**48, 2**58, 2**60, 2**61, 2**62, 2**63 - 1, 2**63,
                   2**64 - 1):
         cases.append(broken(f"key count {count}", s.but(key_count=count)))
@@ -186,7 +186,8 @@ def preamble_cases():
         cases.append(broken(f"key count {less} too small", s.but(key_count=len(s.keys) - less)))
         cases.append(broken(f"key count {less} too large", s.but(key_count=len(s.keys) + less)))
         cases.append(bad(f"tensor count {less} too small",
-                         s.but(tensor_count=len(s.tensors) - less), "blk.4", "layers[4]"))
+                         s.but(tensor_count=len(s.tensors) - less), "blk.4", "layers[4]",
+                         "blk.3.ffn_norm"))
         cases.append(bad(f"tensor count {less} too large",
                          s.but(tensor_count=len(s.tensors) + less)))
     cases.append(Case("no keys, no tensors", b"GGUF" + struct.pack("<IQQ", 3, 0, 0),
@@ -381,7 +382,7 @@ def range_cases():
     big = [2**16, 2**20, 2**28, 2**30, 2**31 - 1, 2**31, NONE - 1, NONE]
     cases += numbers("llama.block_count", [0, 6, 7, 1000, *big], "blk.5", "layers[5]")
     cases += numbers("llama.embedding_length", [0, 1, 63, 65, 72, 128, *big], "token_embd",
-                     "embed", "attn_norm")
+                     "embed", "attn_norm", "head_count", "key_length")
     cases += numbers("llama.feed_forward_length", [0, 1, 171, 173, 344, *big], "ffn_", "mlp")
     cases += numbers("llama.attention.head_count", [0, 3, 5, 7, 9, 12, 65, *big], "attn_",
                      "head_count")
@@ -399,7 +400,8 @@ def range_cases():
         odd("key_length and value_length as they are",
             s.with_key("llama.attention.key_length", U32, 8)
             .with_key("llama.attention.value_length", U32, 8)),
-        odd("context_length 2^32-1", s.with_key("llama.context_length", U32, NONE)),
+        either("context_length 2^32-1", s.with_key("llama.context_length", U32, NONE),
+               "context_length"),
         odd("context_length 100000", s.with_key("llama.context_length", U32, 100000)),
         either("block_count 4 of 5", s.with_key("llama.block_count", U32, 4), "blk.4",
                "layers[4]", "block_count"),

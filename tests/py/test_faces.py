@@ -78,7 +78,7 @@ def test_a_plan_has_its_fields(stories):
         assert row["domain"] in ("ANON", "FILE"), row
         assert is_size(row["bytes"]) and is_size(row["align"]), row
     assert all(map(is_size, thing["totals"].values()))
-    ids = [row["id"] for row in thing["rows"]]
+    ids = [row["id"] for row in thing["rows"] if row["id"] != "padding"]
     assert len(set(ids)) == len(ids), "an id twice"
 
 
@@ -147,7 +147,9 @@ def test_regions_do_not_overlap_while_they_live(stories, options):
         if a["first_op"] <= b["last_op"] and b["first_op"] <= a["last_op"]:
             assert (a["offset"] + a["bytes"] <= b["offset"]
                     or b["offset"] + b["bytes"] <= a["offset"]), (a, b)
-    assert sum(row["bytes"] for row in forward) > slab or len(forward) < 6, "nothing is shared"
+    live = max(sum(row["bytes"] for row in forward if row["first_op"] <= op <= row["last_op"])
+               for op in {row["first_op"] for row in forward})
+    assert live <= slab <= 1.1 * live + 2 * 4096, "far from what lives at one time"
     held = sorted((row for row in thing["rows"] if row["scope"] == "MODEL" and row["bytes"]
                    and row["domain"] == "ANON" and not row["id"].startswith("padding")),
                   key=lambda row: row["offset"])
@@ -188,19 +190,18 @@ def test_a_plan_of_8b_needs_the_header_only_and_milliseconds(llama8b):
     thing = done.json
     assert thing["totals"]["kv_bytes"] == 1_073_741_824
     assert len([row for row in thing["rows"] if KV_ID.match(row["id"])]) == 64
-    notes = " ".join(map(str, thing["notes"])).lower()
-    assert "missing" in notes or "data" in notes, notes
+    assert re.search(r"missing|data|the file ends|cut", str(thing["notes"]), re.I), thing["notes"]
     assert done.code == (0 if thing["budget"]["fits"] else 4)
     assert done.seconds < 1 * runner.PATIENCE
     assert thing["totals"]["weights_bytes"] > 4.5 * GIB
 
 
 def test_whether_8b_fits_is_the_exit_code(llama8b):
-    large = plan(llama8b, "-c", 8192, "--mem-limit", 64 * GIB)
-    assert large["budget"]["fits"] and large["suggestions"] == []
-    assert large["budget"]["source"] == "mem_limit"
+    large = plan(llama8b, "-c", 8192, "--mem-limit", 64 * GIB, code={0, 4})
+    if large["budget"]["fits"]:  # a machine may have less than the limit allows
+        assert large["suggestions"] == []
     small = plan(llama8b, "-c", 8192, "--mem-limit", 4 * GIB, code=4)
-    assert small["budget"]["fits"] is False
+    assert small["budget"]["fits"] is False and small["budget"]["source"] == "mem_limit"
     assert len(small["suggestions"]) >= 2
     for suggestion in small["suggestions"]:
         has(suggestion, {"option", "saves_bytes", "cost"})
@@ -312,21 +313,29 @@ def the_system_agrees(thing, planned_anon):
     assert abs(process["closed_bytes"] - process["before_bytes"]) <= 256 * 1024, process
 
 
-@pytest.mark.parametrize("options", [[], ["-c", "512", "-n", "256"], ["-t", "1"], ["-t", "3"],
-                                     ["-c", "2048", "-n", "300", *WIDE_KV], ["--slots", "3"],
-                                     ["-p", "One day", "-n", "32"], ["-b", "1", "-n", "16"]])
-def test_check_finds_what_was_planned(stories, options, sanitized):
-    done = runner.run("check", "--json", stories, *options, timeout=120)
+CHECKS = {
+    "defaults": ([], []),
+    "256 tokens": (["-c", "512"], ["-n", "256"]),
+    "one core": (["-c", "512", "-t", "1"], ["-n", "300"]),
+    "three cores": (["-c", "512", "-t", "3"], ["-n", "64"]),
+    "f32": (["-c", "2048", *WIDE_KV], ["-n", "300"]),
+    "three slots": (["-c", "512", "--slots", "3"], ["-n", "32"]),
+    "a prompt": (["-c", "300"], ["-p", "One day", "-n", "32"]),
+    "chunk of one": (["-c", "256", "-b", "1"], ["-n", "16"]),
+    "scalar": (["-c", "256", "--cpu", "scalar"], ["-n", "16"]),
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_check_finds_what_was_planned(name, stories, sanitized):
+    geometry, work = CHECKS[name]
+    done = runner.run("check", "--json", stories, *geometry, *work, timeout=120)
     thing = check_object(done)
-    tokens = int(options[options.index("-n") + 1]) if "-n" in options else 1
-    ends_well(thing, tokens)
-    geometry = [word for word in options if word not in ("-n", "256", "300", "32", "16", "-p",
-                                                         "One day")]
+    ends_well(thing, int(work[-1]) if work else 1)
     planned = plan(stories, *geometry)
-    ids = {row["id"] for row in thing["rows"]}
-    assert {row["id"] for row in planned["rows"]} <= ids | {"padding"} or all(
-        i.startswith("padding") for i in {row["id"] for row in planned["rows"]} - ids)
-    if not sanitized:
+    assert {row["id"] for row in planned["rows"]} <= {row["id"] for row in thing["rows"]}
+    # Without -c, check takes the context that its work needs.
+    if geometry and not sanitized:
         the_system_agrees(thing, planned["totals"]["anon_bytes"])
 
 

@@ -58,6 +58,8 @@ def complaints(done, wanted, names=(), as_json=False):
     mine = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if not runner.SANITIZED and done.resident > mine + 64 * MIB:
         found.append(f"{done.resident // MIB} MiB were resident")
+    if done.code == 4 and done.args[1] == "plan":
+        return found  # a plan that does not fit is an answer, not an error
     if done.code:
         found += complaints_of_error(done, names, as_json)
     elif as_json and done.args[1] != "run":
@@ -250,7 +252,7 @@ def test_a_model_without_its_data_is_planned_with_a_note_and_not_run(tmp_path):
     file = cases_of.story()
     path.write_bytes(file.header())
     plan = runner.run("plan", "--json", path).json
-    assert "data" in json.dumps(plan["notes"]).lower() or "missing" in json.dumps(plan["notes"])
+    assert re.search("missing|data|the file ends|cut", json.dumps(plan["notes"])), plan["notes"]
     whole = runner.run("plan", "--json", runner.STORIES).json
     for line in ("weights_bytes", "kv_bytes", "forward_bytes", "tables_bytes"):
         assert plan["totals"][line] == whole["totals"][line], line

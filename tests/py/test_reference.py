@@ -2,7 +2,9 @@
 
 Figures are natural logarithms of probabilities. Float weights with f32 keys and values: only the
 order of float32 sums differs, so 2e-5 (measured spread of such sums: a few 1e-6). Packed weights:
-the engine rounds activations to at least 14 bits plus sign, the reference does not; 2e-3.
+the engine rounds activations to at least 14 bits, the reference does not. A model of that rounding
+alone (14 bits of the largest in 256, in float64) shows 1.1e-3 to 1.6e-3 here, 13 bits twice that,
+8 bits 0.1 to 0.5: the tolerance lies below 13 bits.
 """
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from reference import Llama
 TEXT = "the rain in spain stays 17 mainly. in the plain, no one hears a zebra x ray. so it is"
 EXACT_KV = ["-ctk", "f32", "-ctv", "f32"]
 FLOAT = 2e-5
-PACKED = 2e-3
+PACKED = 2.5e-3
 TOP = 5
 
 

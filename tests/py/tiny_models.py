@@ -73,17 +73,30 @@ def k_blocks(rng, kind, rows, cols):
     raw = rng.integers(0, 256, (count, size), dtype=np.uint8)
     spread = 1.0 / np.sqrt(cols)
 
-    def half(offset, values):
-        values = np.asarray(values * rng.uniform(0.5, 1.5, count), np.float16)
+    def half(offset, middle):
+        values = (middle * rng.uniform(0.8, 1.25, count)).astype(np.float16)
         raw[:, offset:offset + 2] = values.view(np.uint8).reshape(count, 2)
 
+    def scales(offset):
+        """Eight 6-bit scales, each with its minimum, packed as Q4_K and Q5_K have them."""
+        s = rng.integers(16, 64, (count, 8), dtype=np.uint8)
+        m = (s + rng.integers(-6, 1, (count, 8))).astype(np.uint8)
+        raw[:, offset:offset + 4] = s[:, :4] | ((s[:, 4:] >> 4) << 6)
+        raw[:, offset + 4:offset + 8] = m[:, :4] | ((m[:, 4:] >> 4) << 6)
+        raw[:, offset + 8:offset + 12] = (s[:, 4:] & 15) | ((m[:, 4:] & 15) << 4)
+
     if kind.name in ("Q4_K", "Q5_K"):
-        top = 7.5 if kind.name == "Q4_K" else 15.5
-        half(0, spread / 12 / top)
-        half(2, spread / 12)
+        steps = 7.5 if kind.name == "Q4_K" else 15.5
+        half(0, spread / 27 / steps)
+        half(2, spread / 27)
+        scales(4)
     elif kind.name == "Q6_K":
-        half(208, spread / 1200)
+        raw[:, 192:208] = rng.integers(-64, 64, (count, 16), dtype=np.int8).view(np.uint8)
+        half(208, spread / 700)
     elif kind.name == "Q2_K":
+        s = rng.integers(4, 16, (count, 16), dtype=np.uint8)
+        raw[:, :16] = s | (np.maximum(s, 1) - rng.integers(0, 2, (count, 16),
+                                                           dtype=np.uint8)) << 4
         half(80, spread / 12)
         half(82, spread / 12 * 1.5)
     elif kind.name == "Q3_K":
