@@ -61,11 +61,6 @@ static void print_verdict(const cli_model *model)
     char name[256];
     for (uint32_t i = 0; rf_model_plan_unknown_tensor(model->plan, i, name, sizeof name); i++)
         out_print("unknown  tensor %s\n", name);
-    if (info->data_missing)
-        out_print("note     the data part of the file is missing or cut off (%llu of %llu bytes): "
-                  "the plan holds, a run would not\n",
-                  (unsigned long long)model->file_info.bytes,
-                  (unsigned long long)model->file_info.data_end);
 }
 
 static void print_rows(const rf_plan *plan, const char *glob)
