@@ -42,15 +42,21 @@ static rf_status read_element(reader *r, const char *suffix, uint64_t index, uin
     return *out < low || *out > high ? bad_range(r, low, high, *out) : RF_OK;
 }
 
+/* The same for a key that is one number. */
+static rf_status read_u64(reader *r, const char *suffix, uint64_t low, uint64_t high,
+                          const uint64_t *fallback, uint64_t *out)
+{
+    const rf_gguf_key *key = find(r, suffix);
+    if (key && key->type == RF_GGUF_ARRAY)
+        return rf_fail(r->err, RF_ERR_BAD_MODEL, r->key, "a number was expected, not an array");
+    return read_element(r, suffix, 0, low, high, fallback, out);
+}
+
 static rf_status read_u32(reader *r, const char *suffix, uint32_t low, uint32_t high,
                           const uint64_t *fallback, uint32_t *out)
 {
-    const rf_gguf_key *key = find(r, suffix);
     uint64_t value = 0;
-    if (key && key->type == RF_GGUF_ARRAY) {
-        return rf_fail(r->err, RF_ERR_BAD_MODEL, r->key, "a number was expected, not an array");
-    }
-    rf_status status = read_element(r, suffix, 0, low, high, fallback, &value);
+    rf_status status = read_u64(r, suffix, low, high, fallback, &value);
     *out = (uint32_t)value;
     return status;
 }
@@ -79,15 +85,17 @@ static rf_status read_positive(reader *r, const char *suffix, double *out, bool 
     *found = key != NULL;
     if (!key)
         return RF_OK;
-    uint64_t whole;
-    if (!rf_gguf_f64(key, 0, &value)) {
-        if (!rf_gguf_u64(key, 0, &whole) || key->type == RF_GGUF_ARRAY) {
-            rf_fail(r->err, RF_ERR_BAD_MODEL, r->key, "not a number");
-            return rf_fail_got(r->err, "%s", rf_gguf_type_name(key->type));
-        }
+    uint64_t whole = 0;
+    bool is_number = key->type != RF_GGUF_ARRAY && rf_gguf_f64(key, 0, &value);
+    if (!is_number && key->type != RF_GGUF_ARRAY && rf_gguf_u64(key, 0, &whole)) {
+        is_number = true;
         value = (double)whole;
     }
-    if (!is_positive_finite(value)) {
+    if (!is_number) {
+        rf_fail(r->err, RF_ERR_BAD_MODEL, r->key, "not a number");
+        return rf_fail_got(r->err, "%s", rf_gguf_type_name(key->type));
+    }
+    if (!is_positive_finite((double)(float)value)) { /* some of them are used as floats */
         rf_fail(r->err, RF_ERR_BAD_MODEL, r->key, "out of range");
         rf_fail_expected(r->err, "a finite number above 0");
         return rf_fail_got(r->err, "%g", value);
@@ -150,10 +158,9 @@ static rf_status refuse_unknown(reader *r)
         double value = 0;
         if (!key)
             continue;
-        if (!rf_gguf_f64(key, 0, &value)) {
+        if (!rf_gguf_f64(key, 0, &value))
             value = rf_gguf_u64(key, 0, &whole) ? (double)whole : keys[i].harmless - 1;
-        }
-        if (value != keys[i].harmless) {
+        if (key->type == RF_GGUF_ARRAY || value != keys[i].harmless) {
             rf_fail(r->err, RF_ERR_UNSUPPORTED, r->key, "this key would change the result");
             rf_fail_expected(r->err, "%g", keys[i].harmless);
             return rf_fail_got(r->err, "%g", value);
@@ -218,8 +225,10 @@ static rf_status read_rope_scaling(reader *r, rf_rope_config *rope)
     if (key && !rf_gguf_text(key, &type)) {
         return rf_fail(r->err, RF_ERR_BAD_MODEL, r->key, "not a text");
     }
-    if (!key) { /* the older key stands for linear scaling */
-        rf_status status = read_positive(r, "rope.scale_linear", &rope->factor, &found);
+    if (!key) { /* a factor without a type, and the older key, stand for linear scaling */
+        rf_status status = read_positive(r, "rope.scaling.factor", &rope->factor, &found);
+        if (status == RF_OK && !found)
+            status = read_positive(r, "rope.scale_linear", &rope->factor, &found);
         if (status)
             return status;
         rope->scaling = found ? RF_ROPE_LINEAR : RF_ROPE_NONE;
@@ -321,7 +330,7 @@ static rf_status read_vocab_count(reader *r, rf_config *config)
         return rf_fail_got(r->err, "%llu", (unsigned long long)tokens->count);
     }
     uint64_t declared = 0;
-    rf_status status = read_element(r, "vocab_size", 0, rows, rows, &rows, &declared);
+    rf_status status = read_u64(r, "vocab_size", rows, rows, &rows, &declared);
     config->vocab_count = (uint32_t)rows;
     return status;
 }
@@ -341,7 +350,7 @@ rf_status rf_config_read(const rf_gguf *gguf, rf_config *config, rf_error *err)
     status = read_u32(&r, "embedding_length", 1, 1u << 20, NULL, &config->width);
     if (status)
         return status;
-    status = read_element(&r, "context_length", 0, 1, 1u << 30, NULL, &config->train_ctx);
+    status = read_u64(&r, "context_length", 1, 1u << 30, NULL, &config->train_ctx);
     if (status)
         return status;
 
