@@ -50,6 +50,9 @@ rf_status rf_chat_render(rf_chat_format format, const rf_chat_message *messages,
                          uint32_t message_count, bool generate, rf_chat_piece_fn piece,
                          void *context, rf_error *err)
 {
+    rf_error own;
+    if (!err)
+        err = &own;
     if (format != RF_CHAT_CHATML)
         return rf_fail(err, RF_ERR_UNSUPPORTED, "tokenizer.chat_template",
                        "no chat format that is built in (only ChatML is)");

@@ -1,10 +1,10 @@
 /* text/detokenize.c: ids into text: what a token stands for, and a stream that never gives out half
  * a character.
  *
- * Models spell characters over several tokens, and may spell bytes that are no character at all. The
- * stream checks UTF-8 strictly (Unicode 15, table 3-7): bytes wait until they are a character, and
- * the longest prefix that can never become one is replaced by a single U+FFFD, so that the output is
- * what a decoder with replacement makes of all bytes at once. No memory is taken.
+ * Models spell characters over several tokens, and may spell bytes that are no character at all.
+ * The stream checks UTF-8 strictly (Unicode 15, table 3-7): bytes wait until they are a character,
+ * and the longest prefix that can never become one is replaced by a single U+FFFD, so that the
+ * output is what a decoder with replacement makes of all bytes at once. No memory is taken.
  */
 #include "text/tables.h"
 
@@ -19,7 +19,7 @@ typedef struct piece_sink { /* counts on when it is full */
 
 static void put_bytes(piece_sink *sink, const void *bytes, uint64_t count)
 {
-    if (count <= sink->capacity && sink->count <= sink->capacity - count)
+    if (count > 0 && count <= sink->capacity && sink->count <= sink->capacity - count)
         memcpy(sink->out + sink->count, bytes, (size_t)count);
     sink->count += count;
 }

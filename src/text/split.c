@@ -560,8 +560,10 @@ typedef struct pre_row {
     uint32_t flags;
 } pre_row;
 
+/* The first row also serves files that do not say; the best known families come first, for messages
+ * list as many as fit. */
 static const pre_row pres[] = {
-    {"default", &style_default, 0}, /* the first row: also for files that do not say */
+    {"default", &style_default, 0},
     {"gpt-2", &style_gpt2, 0},
     {"smollm", &style_digits, 0},
     {"llama-bpe", &style_llama3, WHOLE_WORDS | ADDS_BOS},
@@ -570,6 +572,17 @@ static const pre_row pres[] = {
     {"qwen2", &style_qwen2, 0},
     {"qwen35", &style_qwen35, 0},
     {"falcon", &style_falcon, 0},
+    {"mpt", &style_gpt2, 0},
+    {"olmo", &style_gpt2, 0},
+    {"starcoder", &style_digits, 0},
+    {"refact", &style_digits, 0},
+    {"command-r", &style_digits, 0},
+    {"deepseek-llm", &style_deepseek_llm, 0},
+    {"deepseek-coder", &style_deepseek_coder, 0},
+    {"deepseek-v3", &style_deepseek3, 0},
+    {"gpt-4o", &style_gpt4o, 0},
+    {"llama4", &style_gpt4o, 0},
+    {"tekken", &style_tekken, WHOLE_WORDS | ADDS_BOS},
     {"falcon3", &style_llama3, WHOLE_WORDS | ADDS_BOS},
     {"falcon-h1", &style_llama3, WHOLE_WORDS | ADDS_BOS},
     {"pixtral", &style_llama3, WHOLE_WORDS | ADDS_BOS},
@@ -580,8 +593,6 @@ static const pre_row pres[] = {
     {"chatglm-bpe", &style_llama3, 0},
     {"glm4", &style_llama3, WHOLE_WORDS},
     {"glm5", &style_llama3, WHOLE_WORDS},
-    {"mpt", &style_gpt2, 0},
-    {"olmo", &style_gpt2, 0},
     {"phi-2", &style_gpt2, 0},
     {"jais", &style_gpt2, 0},
     {"gigachat", &style_gpt2, 0},
@@ -590,9 +601,6 @@ static const pre_row pres[] = {
     {"exaone4", &style_gpt2, 0},
     {"trillion", &style_gpt2, 0},
     {"granite-docling", &style_gpt2, 0},
-    {"starcoder", &style_digits, 0},
-    {"refact", &style_digits, 0},
-    {"command-r", &style_digits, 0},
     {"codeshell", &style_digits, 0},
     {"exaone", &style_digits, 0},
     {"minerva-7b", &style_digits, 0},
@@ -604,16 +612,10 @@ static const pre_row pres[] = {
     {"hunyuan", &style_qwen2, 0},
     {"grok-2", &style_qwen2, 0},
     {"solar-open", &style_qwen2, 0},
-    {"deepseek-llm", &style_deepseek_llm, 0},
-    {"deepseek-coder", &style_deepseek_coder, 0},
-    {"deepseek-v3", &style_deepseek3, 0},
     {"hunyuan-dense", &style_deepseek3, 0},
     {"joyai-llm", &style_deepseek3, 0},
-    {"gpt-4o", &style_gpt4o, 0},
-    {"llama4", &style_gpt4o, 0},
     {"kanana2", &style_gpt4o, 0},
     {"minimax-m2", &style_gpt4o, 0},
-    {"tekken", &style_tekken, WHOLE_WORDS | ADDS_BOS},
 };
 
 bool rf_split_find(rf_text name, uint32_t *pre)
@@ -629,8 +631,13 @@ bool rf_split_find(rf_text name, uint32_t *pre)
 
 void rf_split_names(rf_writer *writer)
 {
-    for (size_t i = 0; i < RF_ARRAY_COUNT(pres); i++)
+    for (size_t i = 0; i < RF_ARRAY_COUNT(pres); i++) {
+        if (writer->length + strlen(pres[i].name) + sizeof "  ..." > writer->capacity) {
+            rf_write(writer, " ...");
+            return;
+        }
         rf_write(writer, i ? " %s" : "%s", pres[i].name);
+    }
 }
 
 bool rf_split_takes_whole_words(uint32_t pre)

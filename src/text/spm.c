@@ -2,8 +2,8 @@
  * two neighbours are a token together; what is no token then falls back to its bytes.
  *
  * Blanks are written as U+2581 first. Most vocabularies have no token with U+2581 behind another
- * character, so no merge can cross from a word into the blank after it, and the text is done word by
- * word in a few cache lines; otherwise the whole fragment is one list. Either way it is a linked
+ * character, so no merge can cross from a word into the blank after it, and the text is done word
+ * by word in a few cache lines; otherwise the whole fragment is one list. Either way it is a linked
  * list with a heap, O(n log n). Called by tokenize.c; knows no special token.
  *
  * Method: Kudo & Richardson 2018; ties go to the left, as in the reference.

@@ -145,7 +145,7 @@ typedef struct rf_splitter { /* a text cut into words, one after the other, with
 
 /* The row of a pre-tokenizer; false when the name is not known. */
 bool rf_split_find(rf_text name, uint32_t *pre);
-/* Every known name, parted by blanks. */
+/* The known names, parted by blanks; as many as fit, the best known first. */
 void rf_split_names(rf_writer *writer);
 bool rf_split_takes_whole_words(uint32_t pre); /* a word that is a token is not merged */
 bool rf_split_adds_bos(uint32_t pre);          /* when the file does not say */

@@ -194,6 +194,9 @@ rf_status rf_tokenize(const rf_vocab *vocab, const char *text, uint64_t text_byt
                       rf_tokenize_options options, void *scratch, uint64_t scratch_bytes,
                       uint32_t *ids, uint64_t capacity, uint64_t *count, rf_error *err)
 {
+    rf_error own;
+    if (!err)
+        err = &own;
     *count = 0;
     rf_status status = check_arguments(vocab, text_bytes, scratch_bytes, err);
     if (status)

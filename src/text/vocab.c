@@ -256,7 +256,7 @@ static rf_status read_model(const rf_gguf *gguf, rf_vocab *vocab, rf_error *err)
     if (pre.length == 0) {
         vocab->pre = 0;
     } else if (!rf_split_find(pre, &vocab->pre)) {
-        char names[sizeof err->what];
+        char names[200];
         rf_writer writer = rf_writer_make(names, sizeof names);
         rf_split_names(&writer);
         rf_fail(err, RF_ERR_UNSUPPORTED, KEY "pre", "this pre-tokenizer is not known; known: %s",
@@ -424,7 +424,7 @@ static rf_status measure_merges(const rf_gguf *gguf, rf_vocab *vocab, rf_error *
         return missing(KEY "merges", err);
     if (merges->count >= (uint64_t)1 << 31)
         return rf_fail(err, RF_ERR_UNSUPPORTED, KEY "merges", "more than 2^31 merges");
-    rf_text text, left, right;
+    rf_text text, left = {0}, right = {0};
     uint64_t at = 0;
     for (uint64_t i = 0; rf_gguf_next_text(merges, &at, &text); i++) {
         if (!split_merge(text, &left, &right))
@@ -475,6 +475,9 @@ const char *rf_vocab_table_name(rf_vocab_table table)
 
 rf_status rf_vocab_measure(const rf_gguf *gguf, rf_vocab *vocab, rf_error *err)
 {
+    rf_error own;
+    if (!err)
+        err = &own;
     *vocab = (rf_vocab){.gguf = gguf};
     token_reader reader;
     rf_status status = read_model(gguf, vocab, err);
@@ -634,7 +637,7 @@ static void fill_merges(rf_vocab *vocab)
     if (vocab->merge_count == 0)
         return;
     const rf_gguf_key *key = rf_gguf_find(vocab->gguf, KEY "merges");
-    rf_text text, left, right;
+    rf_text text, left = {0}, right = {0};
     uint64_t at = 0;
     for (uint32_t rank = 0; rf_gguf_next_text(key, &at, &text); rank++) {
         split_merge(text, &left, &right);
