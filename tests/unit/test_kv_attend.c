@@ -1,8 +1,8 @@
 /* tests/unit/test_kv_attend.c: attention over the rings: right against a reference in double, and
  * the same bits for any chunks, any order of units, any wrapping and any instruction set.
  *
- * A case is a sequence of random keys, values and queries. It is played into a store in chunks, as a
- * step does it: append, attend, commit. What comes out may depend on the case alone.
+ * A case is a sequence of random keys, values and queries. It is played into a store in chunks, as
+ * a step does it: append, attend, commit. What comes out may depend on the case alone.
  */
 #include <stdarg.h>
 #include <stddef.h>

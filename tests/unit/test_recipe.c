@@ -1,8 +1,8 @@
 /* tests/unit/test_recipe.c: what a recipe makes of the plan.
  *
- * The property: played over the offsets that were planned, two or more layers never read a byte that
- * something else has written since. The test has its own table of what each kind of op reads and
- * writes, so a lifetime that the plan gets wrong is seen as the value that it would destroy.
+ * The property: played over the offsets that were planned, two or more layers never read a byte
+ * that something else has written since. The test has its own table of what each kind of op reads
+ * and writes, so a lifetime that the plan gets wrong is seen as the value that it would destroy.
  */
 #include <stdarg.h>
 #include <stddef.h>
