@@ -145,7 +145,7 @@ static rf_status make_plan(check_job *job, rf_error *err)
 static rf_status prepare(check_job *job, rf_error *err)
 {
     const cli_args *args = job->args;
-    bool given;
+    bool given = false;
     rf_status status = cli_read_text(args, &job->text, &given, err);
     if (!status && !given) {
         job->text.data = malloc(sizeof builtin_prompt);

@@ -19,7 +19,7 @@ typedef struct ppl_command {
 static rf_status find_tokens(ppl_command *command, rf_error *err)
 {
     const cli_args *args = command->args;
-    bool given;
+    bool given = false;
     rf_status status = cli_read_text(args, &command->text, &given, err);
     if (status)
         return status;

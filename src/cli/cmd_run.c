@@ -138,7 +138,7 @@ static rf_status run_steps(const cli_args *args, run_job *job, rf_error *err)
 rf_status cmd_run(const cli_args *args, rf_error *err)
 {
     run_job job = {0};
-    bool given;
+    bool given = false;
     rf_status status = cli_read_text(args, &job.text, &given, err);
     if (!status)
         status = run_steps(args, &job, err);

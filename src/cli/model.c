@@ -90,7 +90,7 @@ rf_status cli_read_text(const cli_args *args, cli_bytes *out, bool *given, rf_er
 
 rf_status cli_need_text(const cli_args *args, cli_bytes *out, rf_error *err)
 {
-    bool given;
+    bool given = false;
     rf_status status = cli_read_text(args, out, &given, err);
     if (!status && !given)
         return rf_fail(err, RF_ERR_USAGE, "-f", "%s needs a text: -f FILE or -p TEXT",
