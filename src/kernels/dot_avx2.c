@@ -1,154 +1,31 @@
 /* kernels/dot_avx2.c: rows of quantised weights times few tokens, straight from the packed bytes.
  *
- * A row is walked in chunks of eight folds. Each fold leaves a vector of eight partial integers for
- * each token; eight such vectors become one vector of eight fold sums by one transposing addition,
- * and that vector meets the eight lanes of kernels.h in a single fma.
+ * A row is walked in chunks of eight folds, which meet the eight lanes of kernels.h in a single fma:
+ * each fold leaves a vector of eight partial integers, and eight such vectors become one vector of
+ * eight fold sums by one transposing addition. Integers are exact, so they may be split and offset
+ * as the instructions like: codes stay unsigned, and the K formats take their activations as two
+ * planes of bytes. What is left of a row after whole chunks goes through the plain unpacking.
  */
 #include "kernels/unpack_avx2.h"
 
 /* Packed bytes are asked for this far ahead; measured on Zen 5 and Zen 3: 7 to 9 KB are best. */
 #define PREFETCH_BYTES 8192u
 
-typedef struct chunk { /* what eight folds leave; missing folds are zero */
-    __m256i sum[4][RF_FOLD_LANES];
-    __m256i min_sum[4][RF_FOLD_LANES];
-    float scale[RF_FOLD_LANES];
-    float min_scale[RF_FOLD_LANES];
-    float act_scale[4][RF_FOLD_LANES];
-} chunk;
+/* One token, and what every row needs of it; the last four are in the worker's scratch. */
+typedef struct input {
+    const int16_t *q;
+    const float *act_scale; /* of each block */
+    const int32_t *sums;    /* of each 16 */
+    float *fold_scale;      /* of each fold */
+    int32_t *sums_32;       /* of each 32 */
+    int8_t *high, *low;     /* blocks of 256: q = 128 * high + low */
+} input;
 
-/* Partial sums over count weights for each token. */
-RF_INLINE void fold_dot(const int16_t *w, const int16_t *const q[4], size_t k, uint32_t count,
-                        uint32_t tokens, chunk *out, uint32_t f)
-{
-    __m256i acc[4];
-    for (uint32_t t = 0; t < tokens; t++) {
-        acc[t] = _mm256_setzero_si256();
-    }
-    for (uint32_t i = 0; i < count; i += 16) {
-        const __m256i weight = rf_load_256(w + i);
-        for (uint32_t t = 0; t < tokens; t++) {
-            const __m256i product = _mm256_madd_epi16(weight, rf_load_256(q[t] + k + i));
-            acc[t] = _mm256_add_epi32(acc[t], product);
-        }
-    }
-    for (uint32_t t = 0; t < tokens; t++) {
-        out->sum[t][f] = acc[t];
-    }
-}
-
-/* Partial sums of the minimums of a fold; sums begins at the fold. */
-RF_INLINE __m256i fold_min_dot(const int16_t *mins, const int32_t *sums, uint32_t fold)
-{
-    if (fold == 32) { /* q4_1, q5_1: the code is 1 */
-        return _mm256_zextsi128_si256(_mm_cvtsi32_si128(sums[0] + sums[1]));
-    }
-    __m256i acc = _mm256_setzero_si256();
-    for (uint32_t j = 0; j < fold / 16; j += 8) {
-        const __m256i code = _mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)(mins + j)));
-        acc = _mm256_add_epi32(acc, _mm256_mullo_epi32(code, rf_load_256(sums + j)));
-    }
-    return acc;
-}
-
-RF_INLINE __m256 add_chunk(__m256 lanes, const chunk *in, uint32_t t, uint32_t folds,
-                           uint32_t min_step)
-{
-    const __m256 act = _mm256_loadu_ps(in->act_scale[t]);
-    const __m256 sum = _mm256_cvtepi32_ps(rf_sum_each_of_8(in->sum[t]));
-    __m256 next = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_loadu_ps(in->scale), act), sum, lanes);
-    if (min_step != 0) {
-        const __m256 min_sum = _mm256_cvtepi32_ps(rf_sum_each_of_8(in->min_sum[t]));
-        next = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_loadu_ps(in->min_scale), act), min_sum, next);
-    }
-    return folds == RF_FOLD_LANES ? next : _mm256_blendv_ps(lanes, next, rf_first_lanes(folds));
-}
-
-/* Up to four tokens, and what every row needs of them; the arrays are in the worker's scratch. */
-typedef struct inputs {
-    const int16_t *q[4];
-    const float *act_scale[4]; /* of each block */
-    const int32_t *sums[4];    /* of each 16 */
-    float *fold_scale;         /* the first token's scale of each fold, for direct chunks */
-    int32_t *sums_32;          /* its sums of each 32 */
-    int8_t *high, *low;        /* its codes as 128 * high + low */
-} inputs;
-
-/* One format, constants where it is called. */
+/* One format; constants where it is used. */
 typedef struct shape {
     uint32_t block, block_bytes, fold, min_step;
     rf_unpack_fn unpack;
 } shape;
-
-/* Adds folds [at, at + count), count <= 8, of a row to the lanes of each token. */
-RF_INLINE void add_folds(__m256 lanes[4], const uint8_t *weight, const inputs *in, uint32_t at,
-                         uint32_t count, uint32_t tokens, const shape s)
-{
-    chunk part;
-    if (count < RF_FOLD_LANES) {
-        memset(&part, 0, sizeof part);
-    }
-    for (uint32_t f = 0; f < count; weight += s.block_bytes) {
-        rf_unpacked w;
-        const uint32_t b = (at + f) * s.fold / s.block;
-        s.unpack(weight, &w);
-        RF_KEEP_IN_MEMORY(w);
-        for (uint32_t i = 0; i < s.block; i += s.fold, f++) {
-            const size_t k = (size_t)b * s.block + i;
-            fold_dot(w.w + i, in->q, k, s.fold, tokens, &part, f);
-            part.scale[f] = w.scale;
-            part.min_scale[f] = s.min_step != 0 ? w.min_scale : 0.0f;
-            for (uint32_t t = 0; t < tokens; t++) {
-                part.act_scale[t][f] = in->act_scale[t][b];
-                if (s.min_step != 0) {
-                    part.min_sum[t][f] =
-                        fold_min_dot(w.mins + i / 16, in->sums[t] + k / 16, s.fold);
-                }
-            }
-        }
-    }
-    for (uint32_t t = 0; t < tokens; t++) {
-        lanes[t] = add_chunk(lanes[t], &part, t, count, s.min_step);
-    }
-}
-
-/* All lines of count bytes from PREFETCH_BYTES ahead on. */
-RF_INLINE void prefetch_ahead(const uint8_t *weight, uint32_t count)
-{
-    const uintptr_t at = (uintptr_t)weight + PREFETCH_BYTES;
-    for (uint32_t i = 0; i < count; i += 64) {
-        _mm_prefetch((const char *)(at + i), _MM_HINT_T0);
-    }
-}
-
-/* Rows for tokens [first, first + tokens), tokens <= 4. */
-RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_row, uint32_t first,
-                        uint32_t tokens, const shape s)
-{
-    const uint32_t folds = job->k / s.fold, chunk_bytes = 8 * s.fold / s.block * s.block_bytes;
-    inputs in;
-    for (uint32_t t = 0; t < tokens; t++) {
-        const uint8_t *act = rf_matmul_act(job, first + t);
-        in.q[t] = rf_act_q16(act);
-        in.act_scale[t] = rf_act_scales(act, &job->layout);
-        in.sums[t] = rf_act_sums(act, &job->layout);
-    }
-    for (uint32_t row = first_row; row < last_row; row++) {
-        const uint8_t *weight = job->weight + row * job->weight_row_bytes;
-        __m256 lanes[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(),
-                           _mm256_setzero_ps()};
-        for (uint32_t at = 0; at < folds; at += RF_FOLD_LANES, weight += chunk_bytes) {
-            const uint32_t count = RF_MIN(RF_FOLD_LANES, folds - at);
-            prefetch_ahead(weight, chunk_bytes);
-            add_folds(lanes, weight, &in, at, count, tokens, s);
-        }
-        for (uint32_t t = 0; t < tokens; t++) {
-            rf_matmul_store(job, first + t, row, rf_sum_ymm(lanes[t]));
-        }
-    }
-}
-
-/* ---- one token, straight from the packed bytes into registers ---------------------------- */
 
 typedef struct eight { /* eight folds, one a lane */
     __m256i sum, min_sum;
@@ -156,7 +33,7 @@ typedef struct eight { /* eight folds, one a lane */
 } eight;
 
 /* Eight folds of a row from fold at on: blocks are their packed bytes. */
-typedef eight (*eight_fn)(const uint8_t *blocks, const inputs *in, uint32_t at);
+typedef eight (*eight_fn)(const uint8_t *blocks, const input *in, uint32_t at);
 
 RF_INLINE __m256i madd_load(__m256i w, const int16_t *q)
 {
@@ -177,10 +54,10 @@ RF_INLINE __m256 load_halves(const uint8_t *p, size_t step)
     return _mm256_cvtph_ps(h);
 }
 
-RF_INLINE eight eight_q8_0(const uint8_t *blocks, const inputs *in, uint32_t at)
+RF_INLINE eight eight_q8_0(const uint8_t *blocks, const input *in, uint32_t at)
 {
     const size_t bytes = sizeof(rf_block_q8_0);
-    const int16_t *q = in->q[0] + (size_t)at * 32;
+    const int16_t *q = in->q + (size_t)at * 32;
     __m256i part[8];
 #pragma GCC unroll 8
     for (size_t i = 0; i < 8; i++) {
@@ -204,18 +81,50 @@ RF_INLINE __m256i sum_nibbles(const uint8_t *qs, size_t bytes, const int16_t *q)
     return rf_sum_each_of_8(part);
 }
 
-RF_INLINE eight eight_q4_0(const uint8_t *blocks, const inputs *in, uint32_t at)
+RF_INLINE eight eight_q4_0(const uint8_t *blocks, const input *in, uint32_t at)
 {
     const size_t bytes = sizeof(rf_block_q4_0);
-    const __m256i sum = sum_nibbles(blocks + 2, bytes, in->q[0] + (size_t)at * 32);
+    const __m256i sum = sum_nibbles(blocks + 2, bytes, in->q + (size_t)at * 32);
     const __m256i offset = _mm256_slli_epi32(rf_load_256(in->sums_32 + at), 3);
     return (eight){.sum = _mm256_sub_epi32(sum, offset), .scale = load_halves(blocks, bytes)};
 }
 
-RF_INLINE eight eight_q4_1(const uint8_t *blocks, const inputs *in, uint32_t at)
+RF_INLINE eight eight_q4_1(const uint8_t *blocks, const input *in, uint32_t at)
 {
     const size_t bytes = sizeof(rf_block_q4_1);
-    return (eight){.sum = sum_nibbles(blocks + 4, bytes, in->q[0] + (size_t)at * 32),
+    return (eight){.sum = sum_nibbles(blocks + 4, bytes, in->q + (size_t)at * 32),
+                   .min_sum = rf_load_256(in->sums_32 + at),
+                   .scale = load_halves(blocks, bytes),
+                   .min_scale = load_halves(blocks + 2, bytes)};
+}
+
+/* Eight blocks of 32 codes of five bits; high: the fifth bits of the first block. */
+RF_INLINE __m256i sum_fives(const uint8_t *high, const uint8_t *qs, size_t bytes, const int16_t *q)
+{
+    __m256i part[8];
+#pragma GCC unroll 8
+    for (size_t i = 0; i < 8; i++) {
+        const __m256i both = rf_load_bytes_u16(qs + i * bytes);
+        const uint32_t bits = rf_load_u32(high + i * bytes);
+        const __m256i a = _mm256_or_si256(_mm256_and_si256(both, rf_i16(15)), rf_fifth_bits(bits));
+        const __m256i b = _mm256_or_si256(_mm256_srli_epi16(both, 4), rf_fifth_bits(bits >> 16));
+        part[i] = _mm256_add_epi32(madd_load(a, q + 32 * i), madd_load(b, q + 32 * i + 16));
+    }
+    return rf_sum_each_of_8(part);
+}
+
+RF_INLINE eight eight_q5_0(const uint8_t *blocks, const input *in, uint32_t at)
+{
+    const size_t bytes = sizeof(rf_block_q5_0);
+    const __m256i sum = sum_fives(blocks + 2, blocks + 6, bytes, in->q + (size_t)at * 32);
+    const __m256i offset = _mm256_slli_epi32(rf_load_256(in->sums_32 + at), 4);
+    return (eight){.sum = _mm256_sub_epi32(sum, offset), .scale = load_halves(blocks, bytes)};
+}
+
+RF_INLINE eight eight_q5_1(const uint8_t *blocks, const input *in, uint32_t at)
+{
+    const size_t bytes = sizeof(rf_block_q5_1);
+    return (eight){.sum = sum_fives(blocks + 4, blocks + 8, bytes, in->q + (size_t)at * 32),
                    .min_sum = rf_load_256(in->sums_32 + at),
                    .scale = load_halves(blocks, bytes),
                    .min_scale = load_halves(blocks + 2, bytes)};
@@ -228,8 +137,8 @@ RF_INLINE void add_codes(__m256i code, const int8_t *high, const int8_t *low, __
 {
     const __m256i h = _mm256_maddubs_epi16(code, rf_load_256(high));
     const __m256i l = _mm256_maddubs_epi16(code, rf_load_256(low));
-    sum[0] = _mm256_add_epi32(sum[0], _mm256_madd_epi16(h, scales));
-    sum[1] = _mm256_add_epi32(sum[1], _mm256_madd_epi16(l, scales));
+    rf_add_i32(&sum[0], _mm256_madd_epi16(h, scales));
+    rf_add_i32(&sum[1], _mm256_madd_epi16(l, scales));
 }
 
 RF_INLINE __m256i join_sums(const __m256i sum[2])
@@ -256,7 +165,7 @@ RF_INLINE void times_sums(__m128i codes, const int32_t *sums, __m256i product[2]
     product[1] = _mm256_mullo_epi32(second, rf_load_256(sums + 8));
 }
 
-RF_INLINE eight eight_q2_k(const uint8_t *blocks, const inputs *in, uint32_t at)
+RF_INLINE eight eight_q2_k(const uint8_t *blocks, const input *in, uint32_t at)
 {
     const size_t bytes = sizeof(rf_block_q2_k);
     const __m256i three = _mm256_set1_epi8(3);
@@ -278,7 +187,7 @@ RF_INLINE eight eight_q2_k(const uint8_t *blocks, const inputs *in, uint32_t at)
                       sum);
         }
         part[i] = join_sums(sum);
-        times_sums(_mm_and_si128(_mm_srli_epi16(packed, 4), low4), in->sums[0] + k / 16, mins);
+        times_sums(_mm_and_si128(_mm_srli_epi16(packed, 4), low4), in->sums + k / 16, mins);
         min_part[i] = _mm256_add_epi32(mins[0], mins[1]);
     }
     const __m256 minus = _mm256_set1_ps(-0.0f);
@@ -305,7 +214,7 @@ RF_INLINE __m128i scales_q3_k(const uint8_t *block)
     return _mm_sub_epi8(code, _mm_set1_epi8(32));
 }
 
-RF_INLINE eight eight_q3_k(const uint8_t *blocks, const inputs *in, uint32_t at)
+RF_INLINE eight eight_q3_k(const uint8_t *blocks, const input *in, uint32_t at)
 {
     const size_t bytes = sizeof(rf_block_q3_k);
     const __m256i three = _mm256_set1_epi8(3), four = _mm256_set1_epi8(4);
@@ -328,7 +237,7 @@ RF_INLINE eight eight_q3_k(const uint8_t *blocks, const inputs *in, uint32_t at)
             add_codes(_mm256_or_si256(low, _mm256_and_si256(bit, four)), in->high + k + 32 * j,
                       in->low + k + 32 * j, pair_of_scales(scales, j), sum);
         }
-        times_sums(packed, in->sums[0] + k / 16, offset); /* codes are 4 too high */
+        times_sums(packed, in->sums + k / 16, offset); /* codes are 4 too high */
         part[i] = _mm256_sub_epi32(join_sums(sum),
                                    _mm256_slli_epi32(_mm256_add_epi32(offset[0], offset[1]), 2));
     }
@@ -343,7 +252,7 @@ RF_INLINE __m256i codes_q4_k(const uint8_t *qs, int j)
     return _mm256_and_si256(_mm256_srli_epi16(q, j % 2 * 4), _mm256_set1_epi8(15));
 }
 
-RF_INLINE eight eight_q4_k(const uint8_t *blocks, const inputs *in, uint32_t at)
+RF_INLINE eight eight_q4_k(const uint8_t *blocks, const input *in, uint32_t at)
 {
     const size_t bytes = sizeof(rf_block_q4_k);
     __m256i part[8], min_part[8];
@@ -381,7 +290,7 @@ RF_INLINE __m256 load_halves_twice(const uint8_t *p, size_t step)
     return _mm256_cvtph_ps(_mm_unpacklo_epi16(h, h));
 }
 
-RF_INLINE eight eight_q5_k(const uint8_t *blocks, const inputs *in, uint32_t at)
+RF_INLINE eight eight_q5_k(const uint8_t *blocks, const input *in, uint32_t at)
 {
     const size_t bytes = sizeof(rf_block_q5_k);
     const __m256i zero = _mm256_setzero_si256(), sixteen = _mm256_set1_epi8(16);
@@ -419,7 +328,7 @@ RF_INLINE eight eight_q5_k(const uint8_t *blocks, const inputs *in, uint32_t at)
 }
 
 /* Partial sums of the four folds of a block of q6_K; k is the block's first element. */
-RF_INLINE void part_q6_k(const uint8_t *block, const inputs *in, size_t k, __m256i part[4])
+RF_INLINE void part_q6_k(const uint8_t *block, const input *in, size_t k, __m256i part[4])
 {
     const __m256i four = _mm256_set1_epi8(15), two = _mm256_set1_epi8(0x30);
     const __m256i zero = _mm256_setzero_si256();
@@ -429,7 +338,7 @@ RF_INLINE void part_q6_k(const uint8_t *block, const inputs *in, size_t k, __m25
     int16_t scales[16];
     rf_store_256(scales, _mm256_cvtepi8_epi16(packed));
     RF_KEEP_IN_MEMORY(scales);
-    times_sums(packed, in->sums[0] + k / 16, offset); /* codes are 32 too high */
+    times_sums(packed, in->sums + k / 16, offset); /* codes are 32 too high */
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
         const __m256i l0 = rf_load_256(block + 64 * half), l1 = rf_load_256(block + 64 * half + 32);
@@ -454,7 +363,7 @@ RF_INLINE void part_q6_k(const uint8_t *block, const inputs *in, size_t k, __m25
     }
 }
 
-RF_INLINE eight eight_q6_k(const uint8_t *blocks, const inputs *in, uint32_t at)
+RF_INLINE eight eight_q6_k(const uint8_t *blocks, const input *in, uint32_t at)
 {
     const size_t bytes = sizeof(rf_block_q6_k);
     __m256i part[8];
@@ -464,6 +373,62 @@ RF_INLINE eight eight_q6_k(const uint8_t *blocks, const inputs *in, uint32_t at)
     const __m128 d1 = _mm_set1_ps(rf_load_f16(blocks + bytes + offsetof(rf_block_q6_k, d)));
     return (eight){.sum = rf_sum_each_of_8(part), .scale = _mm256_set_m128(d1, d0)};
 }
+
+/* ---- the rest of a row ------------------------------------------------------------------- */
+
+/* Partial sums over count weights. */
+RF_INLINE __m256i fold_dot(const int16_t *w, const int16_t *q, uint32_t count)
+{
+    __m256i acc = _mm256_setzero_si256();
+    for (uint32_t i = 0; i < count; i += 16) {
+        rf_add_i32(&acc, madd_load(rf_load_256(w + i), q + i));
+    }
+    return acc;
+}
+
+/* Partial sums of the minimums of a fold; sums begins at the fold. */
+RF_INLINE __m256i fold_min_dot(const int16_t *mins, const int32_t *sums, uint32_t fold)
+{
+    if (fold == 32) { /* q4_1, q5_1: the code is 1 */
+        return _mm256_zextsi128_si256(_mm_cvtsi32_si128(sums[0] + sums[1]));
+    }
+    __m256i acc = _mm256_setzero_si256();
+    for (uint32_t j = 0; j < fold / 16; j += 8) {
+        const __m256i code = _mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)(mins + j)));
+        acc = _mm256_add_epi32(acc, _mm256_mullo_epi32(code, rf_load_256(sums + j)));
+    }
+    return acc;
+}
+
+/* Folds [at, at + count), count < 8, of a row; the others are zero. */
+RF_INLINE eight few_folds(const uint8_t *weight, const input *in, uint32_t at, uint32_t count,
+                          const shape s)
+{
+    __m256i part[8], min_part[8];
+    float scale[8] = {0}, min_scale[8] = {0};
+    memset(part, 0, sizeof part);
+    memset(min_part, 0, sizeof min_part);
+    for (uint32_t f = 0; f < count; weight += s.block_bytes) {
+        rf_unpacked w;
+        s.unpack(weight, &w);
+        RF_KEEP_IN_MEMORY(w);
+        for (uint32_t i = 0; i < s.block; i += s.fold, f++) {
+            const size_t k = (size_t)(at + f) * s.fold;
+            part[f] = fold_dot(w.w + i, in->q + k, s.fold);
+            scale[f] = w.scale;
+            if (s.min_step != 0) {
+                min_part[f] = fold_min_dot(w.mins + i / 16, in->sums + k / 16, s.fold);
+                min_scale[f] = w.min_scale;
+            }
+        }
+    }
+    return (eight){.sum = rf_sum_each_of_8(part),
+                   .min_sum = rf_sum_each_of_8(min_part),
+                   .scale = _mm256_loadu_ps(scale),
+                   .min_scale = _mm256_loadu_ps(min_scale)};
+}
+
+/* ---- rows -------------------------------------------------------------------------------- */
 
 /* q = 128 * high + low, both in -64 .. 64; count is a multiple of 32. */
 static void split_codes(const int16_t *q, size_t count, int8_t *high, int8_t *low)
@@ -479,121 +444,128 @@ static void split_codes(const int16_t *q, size_t count, int8_t *high, int8_t *lo
     }
 }
 
-/* Fills what direct chunks read of the token, once for all rows of a call. */
-static void prepare(inputs *in, const rf_matmul *job, const shape *s, void *scratch)
+/* Bytes of scratch that one token takes: two arrays of k / 32 with a spare vector each, two of k. */
+static size_t input_bytes(uint32_t k)
 {
-    const uint8_t *act = rf_matmul_act(job, 0);
+    return 2 * ((size_t)k / 32 + 8) * 4 + 2 * (size_t)k;
+}
+
+/* Fills what the rows read of token t, once for all rows of a call. */
+static void prepare(input *in, const rf_matmul *job, uint32_t t, const shape *s, uint8_t *scratch)
+{
+    const uint8_t *act = rf_matmul_act(job, t);
     const uint32_t folds_per_block = s->block / s->fold;
     const size_t k = job->k;
-    in->q[0] = rf_act_q16(act);
-    in->act_scale[0] = rf_act_scales(act, &job->layout);
-    in->sums[0] = rf_act_sums(act, &job->layout);
-    in->fold_scale = scratch; /* k / 32 at most, then k / 32, k and k bytes: far below 40 k */
+    in->q = rf_act_q16(act);
+    in->act_scale = rf_act_scales(act, &job->layout);
+    in->sums = rf_act_sums(act, &job->layout);
+    in->fold_scale = (float *)(void *)(scratch + t * input_bytes(job->k));
     in->sums_32 = (int32_t *)(void *)(in->fold_scale + k / 32 + 8);
     in->high = (int8_t *)(in->sums_32 + k / 32 + 8);
     in->low = in->high + k;
     for (size_t f = 0; f < k / s->fold; f++) {
-        in->fold_scale[f] = in->act_scale[0][f / folds_per_block];
+        in->fold_scale[f] = in->act_scale[f / folds_per_block];
     }
     for (size_t i = 0; i < k / 32; i++) {
-        in->sums_32[i] = in->sums[0][2 * i] + in->sums[0][2 * i + 1];
+        in->sums_32[i] = in->sums[2 * i] + in->sums[2 * i + 1];
     }
     if (s->block == 256) {
-        split_codes(in->q[0], k, in->high, in->low);
+        split_codes(in->q, k, in->high, in->low);
     }
 }
 
-RF_INLINE void dot_one(const rf_matmul *job, uint32_t first_row, uint32_t last_row, void *scratch,
-                       const shape s, eight_fn direct)
+RF_INLINE __m256 add_eight(__m256 lanes, const eight *e, __m256 act, uint32_t min_step)
+{
+    lanes = _mm256_fmadd_ps(_mm256_mul_ps(e->scale, act), _mm256_cvtepi32_ps(e->sum), lanes);
+    if (min_step != 0) {
+        lanes = _mm256_fmadd_ps(_mm256_mul_ps(e->min_scale, act), _mm256_cvtepi32_ps(e->min_sum),
+                                lanes);
+    }
+    return lanes;
+}
+
+/* All lines of count bytes from PREFETCH_BYTES ahead on. */
+RF_INLINE void prefetch_ahead(const uint8_t *weight, uint32_t count)
+{
+    const uintptr_t at = (uintptr_t)weight + PREFETCH_BYTES;
+    for (uint32_t i = 0; i < count; i += 64) {
+        _mm_prefetch((const char *)(at + i), _MM_HINT_T0);
+    }
+}
+
+RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_row, void *scratch,
+                        const shape s, eight_fn direct)
 {
     const uint32_t folds = job->k / s.fold, chunk_bytes = 8 * s.fold / s.block * s.block_bytes;
-    inputs in;
-    prepare(&in, job, &s, scratch);
+    input in[RF_DOT_TOKENS];
+    for (uint32_t t = 0; t < job->token_count; t++) {
+        prepare(&in[t], job, t, &s, scratch);
+    }
     for (uint32_t row = first_row; row < last_row; row++) {
-        const uint8_t *weight = job->weight + row * job->weight_row_bytes;
-        __m256 lanes[4] = {_mm256_setzero_ps()};
-        uint32_t at = 0;
-        for (; at + 8 <= folds; at += 8, weight += chunk_bytes) {
-            prefetch_ahead(weight, chunk_bytes);
-            const eight e = direct(weight, &in, at);
-            const __m256 act = _mm256_loadu_ps(in.fold_scale + at);
-            lanes[0] =
-                _mm256_fmadd_ps(_mm256_mul_ps(e.scale, act), _mm256_cvtepi32_ps(e.sum), lanes[0]);
-            if (s.min_step != 0) {
-                lanes[0] = _mm256_fmadd_ps(_mm256_mul_ps(e.min_scale, act),
-                                           _mm256_cvtepi32_ps(e.min_sum), lanes[0]);
+        for (uint32_t t = 0; t < job->token_count; t++) { /* the row stays in the first cache */
+            const uint8_t *weight = job->weight + row * job->weight_row_bytes;
+            __m256 lanes = _mm256_setzero_ps();
+            uint32_t at = 0;
+            for (; at + 8 <= folds; at += 8, weight += chunk_bytes) {
+                if (t == 0) {
+                    prefetch_ahead(weight, chunk_bytes);
+                }
+                const eight e = direct(weight, &in[t], at);
+                lanes = add_eight(lanes, &e, _mm256_loadu_ps(in[t].fold_scale + at), s.min_step);
             }
+            if (at < folds) {
+                const eight e = few_folds(weight, &in[t], at, folds - at, s);
+                const __m256 act = _mm256_loadu_ps(in[t].fold_scale + at); /* has a spare vector */
+                const __m256 next = add_eight(lanes, &e, act, s.min_step);
+                lanes = _mm256_blendv_ps(lanes, next, rf_first_lanes(folds - at));
+            }
+            rf_matmul_store(job, t, row, rf_sum_ymm(lanes));
         }
-        if (at < folds) {
-            add_folds(lanes, weight, &in, at, folds - at, 1, s);
-        }
-        rf_matmul_store(job, 0, row, rf_sum_ymm(lanes[0]));
-    }
-}
-
-/* ---- dispatch ---------------------------------------------------------------------------- */
-
-RF_INLINE void dot_tokens(const rf_matmul *job, uint32_t first_row, uint32_t last_row,
-                          void *scratch, const shape s, eight_fn direct)
-{
-    uint32_t t = 0;
-    if (direct != NULL && job->token_count == 1) {
-        dot_one(job, first_row, last_row, scratch, s, direct);
-        return;
-    }
-    for (; t + 4 <= job->token_count; t += 4) {
-        dot_rows(job, first_row, last_row, t, 4, s);
-    }
-    for (; t + 2 <= job->token_count; t += 2) {
-        dot_rows(job, first_row, last_row, t, 2, s);
-    }
-    for (; t < job->token_count; t++) {
-        dot_rows(job, first_row, last_row, t, 1, s);
     }
 }
 
 void rf_dot_avx2(const rf_matmul *job, uint32_t first, uint32_t last, void *scratch)
 {
-    switch (job->format) { /* each case is the loops above with its format inlined */
+    switch (job->format) { /* each case is the loop above with its format inlined */
     case RF_Q4_0:
-        dot_tokens(job, first, last, scratch,
-                   (shape){32, sizeof(rf_block_q4_0), 32, 0, rf_unpack_q4_0}, eight_q4_0);
+        dot_rows(job, first, last, scratch,
+                 (shape){32, sizeof(rf_block_q4_0), 32, 0, rf_unpack_q4_0}, eight_q4_0);
         break;
     case RF_Q4_1:
-        dot_tokens(job, first, last, scratch,
-                   (shape){32, sizeof(rf_block_q4_1), 32, 32, rf_unpack_q4_1}, eight_q4_1);
+        dot_rows(job, first, last, scratch,
+                 (shape){32, sizeof(rf_block_q4_1), 32, 32, rf_unpack_q4_1}, eight_q4_1);
         break;
     case RF_Q5_0:
-        dot_tokens(job, first, last, scratch,
-                   (shape){32, sizeof(rf_block_q5_0), 32, 0, rf_unpack_q5_0}, NULL);
+        dot_rows(job, first, last, scratch,
+                 (shape){32, sizeof(rf_block_q5_0), 32, 0, rf_unpack_q5_0}, eight_q5_0);
         break;
     case RF_Q5_1:
-        dot_tokens(job, first, last, scratch,
-                   (shape){32, sizeof(rf_block_q5_1), 32, 32, rf_unpack_q5_1}, NULL);
+        dot_rows(job, first, last, scratch,
+                 (shape){32, sizeof(rf_block_q5_1), 32, 32, rf_unpack_q5_1}, eight_q5_1);
         break;
     case RF_Q8_0:
-        dot_tokens(job, first, last, scratch,
-                   (shape){32, sizeof(rf_block_q8_0), 32, 0, rf_unpack_q8_0}, eight_q8_0);
+        dot_rows(job, first, last, scratch,
+                 (shape){32, sizeof(rf_block_q8_0), 32, 0, rf_unpack_q8_0}, eight_q8_0);
         break;
     case RF_Q2_K:
-        dot_tokens(job, first, last, scratch,
-                   (shape){256, sizeof(rf_block_q2_k), 256, 16, rf_unpack_q2_k}, eight_q2_k);
+        dot_rows(job, first, last, scratch,
+                 (shape){256, sizeof(rf_block_q2_k), 256, 16, rf_unpack_q2_k}, eight_q2_k);
         break;
     case RF_Q3_K:
-        dot_tokens(job, first, last, scratch,
-                   (shape){256, sizeof(rf_block_q3_k), 256, 0, rf_unpack_q3_k}, eight_q3_k);
+        dot_rows(job, first, last, scratch,
+                 (shape){256, sizeof(rf_block_q3_k), 256, 0, rf_unpack_q3_k}, eight_q3_k);
         break;
     case RF_Q4_K:
-        dot_tokens(job, first, last, scratch,
-                   (shape){256, sizeof(rf_block_q4_k), 256, 32, rf_unpack_q4_k}, eight_q4_k);
+        dot_rows(job, first, last, scratch,
+                 (shape){256, sizeof(rf_block_q4_k), 256, 32, rf_unpack_q4_k}, eight_q4_k);
         break;
     case RF_Q5_K:
-        dot_tokens(job, first, last, scratch,
-                   (shape){256, sizeof(rf_block_q5_k), 128, 32, rf_unpack_q5_k}, eight_q5_k);
+        dot_rows(job, first, last, scratch,
+                 (shape){256, sizeof(rf_block_q5_k), 128, 32, rf_unpack_q5_k}, eight_q5_k);
         break;
     case RF_Q6_K:
-        dot_tokens(job, first, last, scratch,
-                   (shape){256, sizeof(rf_block_q6_k), 64, 0, rf_unpack_q6_k}, eight_q6_k);
+        dot_rows(job, first, last, scratch,
+                 (shape){256, sizeof(rf_block_q6_k), 64, 0, rf_unpack_q6_k}, eight_q6_k);
         break;
     default:
         break;
