@@ -38,7 +38,7 @@ static rf_status read_tokens(kld_file *kld, rf_error *err)
     struct stat status;
     uint64_t tokens = (uint64_t)kld->chunks * kld->ctx; /* both below 2^31 */
     uint64_t scored = (uint64_t)kld->chunks * (kld->ctx - 1 - kld->ctx / 2);
-    uint64_t token_bytes, rows_bytes, expected;
+    uint64_t token_bytes = 0, rows_bytes = 0, expected = 0;
     bool sane = rf_mul(tokens, 4, &token_bytes) && rf_mul(scored, kld->row_codes, &rows_bytes) &&
                 rf_mul(rows_bytes, 2, &rows_bytes) && rf_add(token_bytes, rows_bytes, &expected) &&
                 rf_add(expected, KLD_HEAD_BYTES, &expected);
