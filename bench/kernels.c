@@ -3,8 +3,8 @@
  *
  *   kernels [format|attend|all] [instruction sets]      e.g. kernels q4_k avx2
  *
- * Weights come from a buffer that no cache holds. Times are processor time of this thread, so a
- * neighbour costs bandwidth but not the figure's meaning; each is the best of several slices.
+ * Weights come from a buffer that no cache holds. Each figure is the best of many slices of
+ * a few milliseconds, so that a busy neighbour costs less of it.
  */
 #include "kernels/kernels.h"
 
@@ -14,8 +14,8 @@
 #include <time.h>
 
 #define BUFFER_BYTES (256u << 20)
-#define TOKENS_MAX 512u
-#define K 2048u
+#define TOKENS_MAX   512u
+#define K            2048u
 
 static double now(void)
 {
@@ -53,14 +53,13 @@ typedef struct figures {
     double gbs, gmacs;
 } figures;
 
-/* Slices of rows that take about 20 ms each, walking through the whole buffer. */
+/* Slices of rows of some milliseconds each, walking through the whole buffer. */
 static figures measure(const rf_kernels *kernels, rf_matmul *job, uint32_t tokens, uint32_t rows,
                        void *scratch)
 {
     const rf_matmul_fn fn = kernels->matmul[job->format][job->layout.act];
-    uint32_t slice = 2048 / (tokens < 16 ? 1 : tokens / 16);
-    slice = slice < 256 ? 256 : slice;
-    slice = slice > rows ? rows : slice;
+    const uint32_t most = tokens < 16 ? 2048 : 2048 / (tokens / 16);
+    const uint32_t slice = RF_MIN(rows, RF_MAX(most, 2 * RF_MATMUL_TILE_ROWS));
     figures best = {0, 0};
     uint32_t row = 0;
     const double begin = now();
@@ -91,8 +90,8 @@ static void bench_format(const rf_kernels *kernels, rf_format format, uint8_t *b
     if (!kernels->matmul[format][act] || !rf_format_row_bytes(format, K, &row_bytes)) {
         return;
     }
-    const uint32_t rows = (uint32_t)(BUFFER_BYTES / row_bytes) / RF_MATMUL_TILE_ROWS *
-                          RF_MATMUL_TILE_ROWS;
+    const uint32_t rows =
+        (uint32_t)(BUFFER_BYTES / row_bytes) / RF_MATMUL_TILE_ROWS * RF_MATMUL_TILE_ROWS;
     float *x = malloc(sizeof(float) * K);
     float *out = malloc(sizeof(float) * rows * 4);
     uint8_t *packed = aligned_alloc(64, layout.row_bytes * TOKENS_MAX);
@@ -106,8 +105,14 @@ static void bench_format(const rf_kernels *kernels, rf_format format, uint8_t *b
         }
         kernels->pack[act](&layout, x, packed + t * layout.row_bytes);
     }
-    rf_matmul job = {.weight = buffer, .weight_row_bytes = row_bytes, .k = K, .format = format,
-                     .layout = layout, .act = packed, .out = out, .out_stride = 0};
+    rf_matmul job = {.weight = buffer,
+                     .weight_row_bytes = row_bytes,
+                     .k = K,
+                     .format = format,
+                     .layout = layout,
+                     .act = packed,
+                     .out = out,
+                     .out_stride = 0};
     printf("%-5s %-16s", rf_format_name(format), kernels->matmul_entry[format][act].file);
     for (size_t i = 0; i < RF_ARRAY_COUNT(counts); i++) {
         const figures f = measure(kernels, &job, counts[i], rows, scratch);
@@ -141,10 +146,19 @@ static void bench_attend(const rf_kernels *kernels, const uint8_t *buffer)
             visible[i].last = RF_ATTEND_BLOCK;
         }
         float *k = data + (size_t)queries * width * 2;
-        const rf_attend job = {.q = data, .q_stride = width, .query_count = queries,
-                               .visible = visible, .k = k, .v = k + 64 * width, .count = 64,
-                               .k_width = width, .v_width = width, .scale = 0.125f, .state = state,
-                               .out = data + (size_t)queries * width, .out_stride = width,
+        const rf_attend job = {.q = data,
+                               .q_stride = width,
+                               .query_count = queries,
+                               .visible = visible,
+                               .k = k,
+                               .v = k + 64 * width,
+                               .count = 64,
+                               .k_width = width,
+                               .v_width = width,
+                               .scale = 0.125f,
+                               .state = state,
+                               .out = data + (size_t)queries * width,
+                               .out_stride = width,
                                .scores = scores};
         double best = 1e9;
         for (int round = 0; round < 50; round++) {

@@ -36,10 +36,10 @@ RF_INLINE void dot_2x2(const float *const q[2], const float *k0, const float *k1
     }
     uint32_t d = 0;
     for (; d + 16 <= width; d += 16) {
-        const __m256 a0 = _mm256_loadu_ps(k0 + d), a1 = _mm256_loadu_ps(k0 + d + 8);
-        const __m256 b0 = _mm256_loadu_ps(k1 + d), b1 = _mm256_loadu_ps(k1 + d + 8);
+        const __m256 a0 = rf_load_once(k0 + d), a1 = rf_load_once(k0 + d + 8);
+        const __m256 b0 = rf_load_once(k1 + d), b1 = rf_load_once(k1 + d + 8);
         for (int i = 0; i < 2; i++) {
-            const __m256 x = _mm256_loadu_ps(q[i] + d), y = _mm256_loadu_ps(q[i] + d + 8);
+            const __m256 x = rf_load_once(q[i] + d), y = rf_load_once(q[i] + d + 8);
             low[i][0] = _mm256_fmadd_ps(x, a0, low[i][0]);
             high[i][0] = _mm256_fmadd_ps(y, a1, high[i][0]);
             low[i][1] = _mm256_fmadd_ps(x, b0, low[i][1]);
@@ -76,9 +76,14 @@ static void score_pair(const rf_attend *job, const float *const q[2], rf_attend_
             dot_2x2(q, k0, k1, width, at);
         }
         for (int i = 0; i < 2; i++) {
-            float eight[8];
-            _mm256_storeu_ps(eight, _mm256_mul_ps(sum_each_of_8(sums[i]), scale));
-            memcpy(scores[i] + j, eight, count * sizeof(float));
+            const __m256 scaled = _mm256_mul_ps(sum_each_of_8(sums[i]), scale);
+            if (count == 8) {
+                _mm256_storeu_ps(scores[i] + j, scaled);
+            } else {
+                float some[8];
+                _mm256_storeu_ps(some, scaled);
+                memcpy(scores[i] + j, some, count * sizeof(float));
+            }
         }
     }
 }
@@ -135,7 +140,7 @@ RF_INLINE void mix(const rf_attend *job, uint32_t query, uint32_t count, rf_atte
         const float *v = job->v + (size_t)j * job->v_width + d;
         __m256 row[2];
         for (uint32_t h = 0; h < parts; h++) {
-            row[h] = _mm256_loadu_ps(v + 8 * h);
+            row[h] = rf_load_once(v + 8 * h);
         }
         for (uint32_t i = 0; i < count; i++) {
             const __m256 p = _mm256_set1_ps(scores[i][j]);

@@ -59,7 +59,6 @@ RF_INLINE eight eight_q8_0(const uint8_t *blocks, const input *in, uint32_t at)
     const size_t bytes = sizeof(rf_block_q8_0);
     const int16_t *q = in->q + (size_t)at * 32;
     __m256i part[8];
-#pragma GCC unroll 8
     for (size_t i = 0; i < 8; i++) {
         const uint8_t *qs = blocks + i * bytes + 2;
         part[i] = _mm256_add_epi32(madd_load(rf_load_bytes_i16(qs), q + 32 * i),
@@ -72,7 +71,6 @@ RF_INLINE eight eight_q8_0(const uint8_t *blocks, const input *in, uint32_t at)
 RF_INLINE __m256i sum_nibbles(const uint8_t *qs, size_t bytes, const int16_t *q)
 {
     __m256i part[8];
-#pragma GCC unroll 8
     for (size_t i = 0; i < 8; i++) {
         const __m256i both = rf_load_bytes_u16(qs + i * bytes);
         const __m256i low = _mm256_and_si256(both, rf_i16(15)), high = _mm256_srli_epi16(both, 4);
@@ -102,7 +100,6 @@ RF_INLINE eight eight_q4_1(const uint8_t *blocks, const input *in, uint32_t at)
 RF_INLINE __m256i sum_fives(const uint8_t *high, const uint8_t *qs, size_t bytes, const int16_t *q)
 {
     __m256i part[8];
-#pragma GCC unroll 8
     for (size_t i = 0; i < 8; i++) {
         const __m256i both = rf_load_bytes_u16(qs + i * bytes);
         const uint32_t bits = rf_load_u32(high + i * bytes);
@@ -179,7 +176,6 @@ RF_INLINE eight eight_q2_k(const uint8_t *blocks, const input *in, uint32_t at)
         int16_t scales[16];
         rf_store_256(scales, _mm256_cvtepu8_epi16(_mm_and_si128(packed, low4)));
         RF_KEEP_IN_MEMORY(scales);
-#pragma GCC unroll 8
         for (int j = 0; j < 8; j++) {
             const __m256i q = rf_load_256(block + offsetof(rf_block_q2_k, qs) + j / 4 * 32);
             const __m256i code = _mm256_and_si256(_mm256_srli_epi16(q, j % 4 * 2), three);
@@ -228,7 +224,6 @@ RF_INLINE eight eight_q3_k(const uint8_t *blocks, const input *in, uint32_t at)
         rf_store_256(scales, _mm256_cvtepi8_epi16(packed));
         RF_KEEP_IN_MEMORY(scales);
         const __m256i high = rf_load_256(block);
-#pragma GCC unroll 8
         for (int j = 0; j < 8; j++) {
             const __m256i q = rf_load_256(block + offsetof(rf_block_q3_k, qs) + j / 4 * 32);
             const __m256i low = _mm256_and_si256(_mm256_srli_epi16(q, j % 4 * 2), three);
@@ -264,7 +259,6 @@ RF_INLINE eight eight_q4_k(const uint8_t *blocks, const input *in, uint32_t at)
         int16_t scales[8];
         _mm_storeu_si128((__m128i *)scales, _mm_cvtepu8_epi16(codes));
         RF_KEEP_IN_MEMORY(scales);
-#pragma GCC unroll 8
         for (int j = 0; j < 8; j++) {
             add_codes(codes_q4_k(block + offsetof(rf_block_q4_k, qs), j), in->high + k + 32 * j,
                       in->low + k + 32 * j, rf_i16(scales[j]), sum);
@@ -304,7 +298,6 @@ RF_INLINE eight eight_q5_k(const uint8_t *blocks, const input *in, uint32_t at)
         int16_t scales[8];
         _mm_storeu_si128((__m128i *)scales, _mm_cvtepu8_epi16(codes));
         RF_KEEP_IN_MEMORY(scales);
-#pragma GCC unroll 8
         for (int j = 0; j < 8; j++) {
             const __m256i bit =
                 j < 4 ? _mm256_slli_epi16(high, 4 - j) : _mm256_srli_epi16(high, j - 4);
@@ -339,7 +332,6 @@ RF_INLINE void part_q6_k(const uint8_t *block, const input *in, size_t k, __m256
     rf_store_256(scales, _mm256_cvtepi8_epi16(packed));
     RF_KEEP_IN_MEMORY(scales);
     times_sums(packed, in->sums + k / 16, offset); /* codes are 32 too high */
-#pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
         const __m256i l0 = rf_load_256(block + 64 * half), l1 = rf_load_256(block + 64 * half + 32);
         const __m256i h = rf_load_256(block + offsetof(rf_block_q6_k, qh) + 32 * half);

@@ -135,7 +135,7 @@ RF_INLINE void float_tile(const rf_matmul *job, const float *const w[2], uint32_
                 a[r] = _mm256_loadu_ps(w[r] + i + half);
             }
             for (uint32_t t = 0; t < tokens; t++) {
-                const __m256 b = _mm256_loadu_ps(x[t] + i + half);
+                const __m256 b = rf_load_once(x[t] + i + half);
                 for (uint32_t r = 0; r < rows; r++) {
                     __m256 *lanes = half == 0 ? &acc[r][t].low : &acc[r][t].high;
                     *lanes = _mm256_fmadd_ps(a[r], b, *lanes);

@@ -25,47 +25,66 @@ static const uint32_t sets[] = {RF_CPU_AVX2, RF_CPU_AVX512, RF_CPU_NEON};
 
 /* ---- random and adversarial input -------------------------------------------------------- */
 
-static uint64_t next_random(uint64_t *seed) {
+static uint64_t next_random(uint64_t *seed)
+{
     uint64_t z = (*seed += UINT64_C(0x9e3779b97f4a7c15));
     z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
     return z ^ z >> 31;
 }
 
-static float uniform(uint64_t *seed, float low, float high) {
+static float uniform(uint64_t *seed, float low, float high)
+{
     return low + (high - low) * (float)(next_random(seed) >> 40) * 0x1p-24f;
 }
 
-static void fill_uniform(float *x, uint32_t n, uint64_t seed, float low, float high) {
+static void fill_uniform(float *x, uint32_t n, uint64_t seed, float low, float high)
+{
     for (uint32_t i = 0; i < n; i++) {
         x[i] = uniform(&seed, low, high);
     }
 }
 
-static void put_half(uint8_t *at, float value) {
+static void put_half(uint8_t *at, float value)
+{
     const uint16_t half = rf_f32_to_f16(value);
     memcpy(at, &half, sizeof half);
 }
 
 /* Where a block has its scale and its minimum's scale; -1: none. */
-static void scale_offsets(rf_format format, int *d, int *m) {
+static void scale_offsets(rf_format format, int *d, int *m)
+{
     *d = 0, *m = -1;
     switch (format) {
-    case RF_Q4_1: case RF_Q5_1: case RF_Q4_K: case RF_Q5_K: *m = 2; break;
-    case RF_Q2_K: *d = 80, *m = 82; break;
-    case RF_Q3_K: *d = 108; break;
-    case RF_Q6_K: *d = 208; break;
-    default: break;
+    case RF_Q4_1:
+    case RF_Q5_1:
+    case RF_Q4_K:
+    case RF_Q5_K:
+        *m = 2;
+        break;
+    case RF_Q2_K:
+        *d = 80, *m = 82;
+        break;
+    case RF_Q3_K:
+        *d = 108;
+        break;
+    case RF_Q6_K:
+        *d = 208;
+        break;
+    default:
+        break;
     }
 }
 
 typedef enum pattern { RANDOM, ALL_ONES, ALL_ZEROS, LARGEST, PATTERN_COUNT } pattern;
 
-static void fill_weights(rf_format format, uint8_t *w, uint64_t bytes, pattern kind, uint64_t seed) {
+static void fill_weights(rf_format format, uint8_t *w, uint64_t bytes, pattern kind, uint64_t seed)
+{
     if (format == RF_F32 || format == RF_F16 || format == RF_BF16) {
         const size_t step = format == RF_F32 ? 4 : 2;
         for (uint64_t i = 0; i < bytes; i += step) {
-            const float value = kind == RANDOM ? uniform(&seed, -2, 2) : (kind == LARGEST ? 6e4f : 0);
+            const float value =
+                kind == RANDOM ? uniform(&seed, -2, 2) : (kind == LARGEST ? 6e4f : 0);
             const uint16_t half = format == RF_F16 ? rf_f32_to_f16(value) : rf_f32_to_bf16(value);
             memcpy(w + i, step == 4 ? (const void *)&value : (const void *)&half, step);
         }
@@ -105,7 +124,8 @@ typedef struct bench {
 } bench;
 
 static bench make_bench(rf_format format, uint32_t k, uint32_t rows, uint32_t tokens, pattern kind,
-                        uint32_t shift) {
+                        uint32_t shift)
+{
     rf_kernels scalar;
     bench b = {.format = format, .k = k, .rows = rows};
     rf_kernels_scalar(&scalar);
@@ -131,7 +151,8 @@ static bench make_bench(rf_format format, uint32_t k, uint32_t rows, uint32_t to
     return b;
 }
 
-static void free_bench(bench *b) {
+static void free_bench(bench *b)
+{
     free(b->allocation);
     free(b->x);
     free(b->act);
@@ -139,18 +160,27 @@ static void free_bench(bench *b) {
     free(b->out);
 }
 
-static rf_matmul job_of(const bench *b, uint32_t tokens, float *out) {
-    return (rf_matmul){.weight = b->weight, .weight_row_bytes = b->row_bytes, .k = b->k,
-                       .format = b->format, .layout = b->layout, .act = b->act,
-                       .token_count = tokens, .out = out, .out_stride = b->rows};
+static rf_matmul job_of(const bench *b, uint32_t tokens, float *out)
+{
+    return (rf_matmul){.weight = b->weight,
+                       .weight_row_bytes = b->row_bytes,
+                       .k = b->k,
+                       .format = b->format,
+                       .layout = b->layout,
+                       .act = b->act,
+                       .token_count = tokens,
+                       .out = out,
+                       .out_stride = b->rows};
 }
 
 static void run(const rf_kernels *kernels, const bench *b, const rf_matmul *job, uint32_t first,
-                uint32_t last) {
+                uint32_t last)
+{
     kernels->matmul[b->format][b->layout.act](job, first, last, b->scratch);
 }
 
-static void assert_same_bits(const float *got, const float *expected, size_t n, const char *what) {
+static void assert_same_bits(const float *got, const float *expected, size_t n, const char *what)
+{
     for (size_t i = 0; i < n; i++) {
         if (memcmp(&got[i], &expected[i], sizeof(float)) != 0 &&
             !(isnan(got[i]) && isnan(expected[i]))) {
@@ -161,7 +191,8 @@ static void assert_same_bits(const float *got, const float *expected, size_t n, 
 }
 
 /* Calls check for each instruction set of this machine; says which were skipped. */
-static void for_each_set(void (*check)(const rf_kernels *kernels)) {
+static void for_each_set(void (*check)(const rf_kernels *kernels))
+{
     for (size_t i = 0; i < RF_ARRAY_COUNT(sets); i++) {
         rf_kernels kernels;
         if (!(rf_cpu_detect() & sets[i])) {
@@ -176,20 +207,23 @@ static void for_each_set(void (*check)(const rf_kernels *kernels)) {
 
 /* ---- matmul ------------------------------------------------------------------------------ */
 
-static uint32_t k_unit(rf_format format) {
+static uint32_t k_unit(rf_format format)
+{
     return rf_format_info_of(format)->block_elements;
 }
 
 /* |error| <= sum of |w| * half a step of the activation, and 2^-19 of the largest terms for the
  * sums in float (at most some 20 roundings a lane). */
-static void the_scalar_matmul_is_within_the_activations_resolution_of_the_exact_product(
-    void **state) {
+static void
+the_scalar_matmul_is_within_the_activations_resolution_of_the_exact_product(void **state)
+{
     (void)state;
     rf_kernels kernels;
     rf_kernels_scalar(&kernels);
     for (size_t f = 0; f < RF_ARRAY_COUNT(formats); f++) {
         const uint32_t k = k_unit(formats[f]) == 1 ? 251 : 3 * k_unit(formats[f]) + 256;
-        bench b = make_bench(formats[f], k / k_unit(formats[f]) * k_unit(formats[f]), 6, 3, RANDOM, 1);
+        bench b =
+            make_bench(formats[f], k / k_unit(formats[f]) * k_unit(formats[f]), 6, 3, RANDOM, 1);
         float *w = malloc(sizeof(float) * b.k);
         rf_matmul job = job_of(&b, 3, b.out);
         run(&kernels, &b, &job, 0, b.rows);
@@ -201,7 +235,8 @@ static void the_scalar_matmul_is_within_the_activations_resolution_of_the_exact_
                 double exact = 0, bound = 0, largest = 0, sum = 0;
                 for (uint32_t i = 0; i < b.k; i++) {
                     double amax = 0;
-                    for (uint32_t j = i / block * block; b.layout.block && j < i / block * block + block; j++) {
+                    for (uint32_t j = i / block * block;
+                         b.layout.block && j < i / block * block + block; j++) {
                         amax = fmax(amax, fabs((double)x[j]));
                     }
                     exact += (double)w[i] * x[i];
@@ -221,7 +256,8 @@ static void the_scalar_matmul_is_within_the_activations_resolution_of_the_exact_
     }
 }
 
-static void check_token_counts(const rf_kernels *kernels) {
+static void check_token_counts(const rf_kernels *kernels)
+{
     rf_kernels scalar;
     rf_kernels_scalar(&scalar);
     for (size_t f = 0; f < RF_ARRAY_COUNT(formats); f++) {
@@ -236,7 +272,8 @@ static void check_token_counts(const rf_kernels *kernels) {
             for (uint32_t tokens = 1; tokens <= TOKENS_MAX; tokens++) {
                 job = job_of(&b, tokens, b.out);
                 run(kernels, &b, &job, 0, b.rows);
-                assert_same_bits(b.out, expected, (size_t)b.rows * tokens, rf_format_name(b.format));
+                assert_same_bits(b.out, expected, (size_t)b.rows * tokens,
+                                 rf_format_name(b.format));
             }
             free(expected);
             free_bench(&b);
@@ -244,12 +281,14 @@ static void check_token_counts(const rf_kernels *kernels) {
     }
 }
 
-static void every_set_gives_the_scalar_bits_for_1_to_70_tokens(void **state) {
+static void every_set_gives_the_scalar_bits_for_1_to_70_tokens(void **state)
+{
     (void)state;
     for_each_set(check_token_counts);
 }
 
-static void check_row_ranges(const rf_kernels *kernels) {
+static void check_row_ranges(const rf_kernels *kernels)
+{
     for (size_t f = 0; f < RF_ARRAY_COUNT(formats); f++) {
         const uint32_t unit = k_unit(formats[f]);
         bench b = make_bench(formats[f], unit == 1 ? 77 : 5 * unit, 83, 9, RANDOM, 0);
@@ -271,12 +310,14 @@ static void check_row_ranges(const rf_kernels *kernels) {
     }
 }
 
-static void pieces_of_any_number_of_rows_give_the_same_bits(void **state) {
+static void pieces_of_any_number_of_rows_give_the_same_bits(void **state)
+{
     (void)state;
     for_each_set(check_row_ranges);
 }
 
-static void check_token_lists(const rf_kernels *kernels) {
+static void check_token_lists(const rf_kernels *kernels)
+{
     static const uint32_t list[] = {5, 0, 17, 3, 11, 2, 16};
     rf_kernels scalar;
     rf_kernels_scalar(&scalar);
@@ -300,14 +341,16 @@ static void check_token_lists(const rf_kernels *kernels) {
     }
 }
 
-static void listed_tokens_are_added_to_and_others_left_alone(void **state) {
+static void listed_tokens_are_added_to_and_others_left_alone(void **state)
+{
     (void)state;
     for_each_set(check_token_lists);
 }
 
 /* The exact fold sums at the largest codes, scales and activations: an overflow would show as a
  * wrong value against double. */
-static void check_extremes(const rf_kernels *kernels) {
+static void check_extremes(const rf_kernels *kernels)
+{
     for (size_t f = 3; f < RF_ARRAY_COUNT(formats); f++) {
         for (int kind = ALL_ONES; kind < PATTERN_COUNT; kind++) {
             for (uint32_t tokens = 1; tokens <= 8; tokens += 7) {
@@ -333,7 +376,8 @@ static void check_extremes(const rf_kernels *kernels) {
     }
 }
 
-static void sums_at_the_largest_codes_and_activations_do_not_overflow(void **state) {
+static void sums_at_the_largest_codes_and_activations_do_not_overflow(void **state)
+{
     (void)state;
     rf_kernels scalar;
     rf_kernels_scalar(&scalar);
@@ -343,7 +387,8 @@ static void sums_at_the_largest_codes_and_activations_do_not_overflow(void **sta
 
 /* ---- activations ------------------------------------------------------------------------- */
 
-static void check_packing(const rf_kernels *kernels) {
+static void check_packing(const rf_kernels *kernels)
+{
     rf_kernels scalar;
     rf_kernels_scalar(&scalar);
     const rf_format weights[] = {RF_Q8_0, RF_Q4_K};
@@ -391,7 +436,8 @@ static void check_packing(const rf_kernels *kernels) {
     }
 }
 
-static void every_set_packs_the_scalar_bits(void **state) {
+static void every_set_packs_the_scalar_bits(void **state)
+{
     (void)state;
     rf_kernels scalar;
     rf_kernels_scalar(&scalar);
@@ -399,7 +445,8 @@ static void every_set_packs_the_scalar_bits(void **state) {
     for_each_set(check_packing);
 }
 
-static void a_packed_value_is_within_half_a_step_and_its_sums_are_exact(void **state) {
+static void a_packed_value_is_within_half_a_step_and_its_sums_are_exact(void **state)
+{
     (void)state;
     rf_kernels kernels;
     rf_kernels_scalar(&kernels);
@@ -429,7 +476,8 @@ static void a_packed_value_is_within_half_a_step_and_its_sums_are_exact(void **s
     }
 }
 
-static void a_non_finite_input_reaches_the_output_as_nan(void **state) {
+static void a_non_finite_input_reaches_the_output_as_nan(void **state)
+{
     (void)state;
     for (size_t f = 0; f < RF_ARRAY_COUNT(formats); f++) {
         for (int set = 0; set < 2; set++) {
@@ -450,7 +498,8 @@ static void a_non_finite_input_reaches_the_output_as_nan(void **state) {
 
 /* ---- the rest of a step ------------------------------------------------------------------ */
 
-static void check_vectors(const rf_kernels *kernels) {
+static void check_vectors(const rf_kernels *kernels)
+{
     rf_kernels scalar;
     rf_kernels_scalar(&scalar);
     for (uint32_t n = 1; n < 150; n++) {
@@ -493,17 +542,19 @@ static void check_vectors(const rf_kernels *kernels) {
     }
 }
 
-static void every_set_gives_the_scalar_bits_for_vectors_of_any_length(void **state) {
+static void every_set_gives_the_scalar_bits_for_vectors_of_any_length(void **state)
+{
     (void)state;
     for_each_set(check_vectors);
 }
 
-static void check_exp(const rf_kernels *kernels) {
+static void check_exp(const rf_kernels *kernels)
+{
     rf_kernels scalar;
     rf_kernels_scalar(&scalar);
-    static const float special[] = {0.0f,     -0.0f,   INFINITY, -INFINITY, NAN,    88.72f,
-                                    88.73f,   -87.33f, -103.9f,  -104.1f,   1e30f,  -1e30f,
-                                    -103.97f, 1e-30f,  1e-45f};
+    static const float special[] = {0.0f,   -0.0f,  INFINITY, -INFINITY, NAN,
+                                    88.72f, 88.73f, -87.33f,  -103.9f,   -104.1f,
+                                    1e30f,  -1e30f, -103.97f, 1e-30f,    1e-45f};
     float a[64], b[64];
     uint64_t seed = 4;
     for (int round = 0; round < 20000; round++) {
@@ -518,7 +569,8 @@ static void check_exp(const rf_kernels *kernels) {
     }
 }
 
-static void exp_is_within_2e_7_and_the_same_in_every_set(void **state) {
+static void exp_is_within_2e_7_and_the_same_in_every_set(void **state)
+{
     (void)state;
     rf_kernels kernels;
     rf_kernels_scalar(&kernels);
@@ -538,7 +590,8 @@ static void exp_is_within_2e_7_and_the_same_in_every_set(void **state) {
     for_each_set(check_exp);
 }
 
-static void argmax_takes_the_first_of_equals_and_never_nan(void **state) {
+static void argmax_takes_the_first_of_equals_and_never_nan(void **state)
+{
     (void)state;
     for (int set = 0; set < 2; set++) {
         rf_kernels kernels;
@@ -561,7 +614,8 @@ static void argmax_takes_the_first_of_equals_and_never_nan(void **state) {
     }
 }
 
-static void check_kv_rows(const rf_kernels *kernels) {
+static void check_kv_rows(const rf_kernels *kernels)
+{
     rf_kernels scalar;
     rf_kernels_scalar(&scalar);
     const rf_format kinds[] = {RF_F32, RF_F16, RF_BF16};
@@ -576,7 +630,8 @@ static void check_kv_rows(const rf_kernels *kernels) {
                 x[i] = ldexpf(x[i], (int)(i % 45) - 26);
             }
             if (n > 4) {
-                x[0] = INFINITY, x[1] = -0.0f, x[2] = 65520.0f, x[3] = 1.0f + 0x1p-11f, x[4] = 1e38f;
+                x[0] = INFINITY, x[1] = -0.0f, x[2] = 65520.0f, x[3] = 1.0f + 0x1p-11f,
+                x[4] = 1e38f;
             }
             scalar.kv_encode[kinds[f]](x, a, n);
             kernels->kv_encode[kinds[f]](x, b, n);
@@ -589,7 +644,8 @@ static void check_kv_rows(const rf_kernels *kernels) {
     }
 }
 
-static void every_set_encodes_and_decodes_kv_rows_alike(void **state) {
+static void every_set_encodes_and_decodes_kv_rows_alike(void **state)
+{
     (void)state;
     for_each_set(check_kv_rows);
 }
@@ -603,7 +659,8 @@ typedef struct attention { /* queries over several blocks */
 } attention;
 
 static attention make_attention(uint32_t queries, uint32_t count, uint32_t k_width,
-                                uint32_t v_width, uint64_t seed) {
+                                uint32_t v_width, uint64_t seed)
+{
     attention a = {.queries = queries, .count = count, .k_width = k_width, .v_width = v_width};
     a.q = malloc(sizeof(float) * queries * k_width);
     a.k = malloc(sizeof(float) * count * k_width);
@@ -622,12 +679,14 @@ static attention make_attention(uint32_t queries, uint32_t count, uint32_t k_wid
     return a;
 }
 
-static void free_attention(attention *a) {
+static void free_attention(attention *a)
+{
     free(a->q), free(a->k), free(a->v), free(a->state), free(a->out), free(a->visible);
 }
 
 /* All blocks for the queries [first, last), in one call a block. */
-static void attend(const rf_kernels *kernels, attention *a, uint32_t first, uint32_t last) {
+static void attend(const rf_kernels *kernels, attention *a, uint32_t first, uint32_t last)
+{
     float scores[RF_ATTEND_BLOCK];
     rf_attend_range *visible = malloc(sizeof *visible * a->queries);
     for (uint32_t i = first; i < last; i++) {
@@ -642,24 +701,34 @@ static void attend(const rf_kernels *kernels, attention *a, uint32_t first, uint
             visible[i].first = r.first > at ? RF_MIN(r.first - at, count) : 0;
             visible[i].last = r.last > at ? RF_MIN(r.last - at, count) : 0;
         }
-        const rf_attend job = {.q = a->q + (size_t)first * a->k_width, .q_stride = a->k_width,
-                               .query_count = last - first, .visible = visible + first,
+        const rf_attend job = {.q = a->q + (size_t)first * a->k_width,
+                               .q_stride = a->k_width,
+                               .query_count = last - first,
+                               .visible = visible + first,
                                .k = a->k + (size_t)at * a->k_width,
-                               .v = a->v + (size_t)at * a->v_width, .count = count,
-                               .k_width = a->k_width, .v_width = a->v_width, .scale = 0.125f,
+                               .v = a->v + (size_t)at * a->v_width,
+                               .count = count,
+                               .k_width = a->k_width,
+                               .v_width = a->v_width,
+                               .scale = 0.125f,
                                .state = a->state + 2 * first,
                                .out = a->out + (size_t)first * a->v_width,
-                               .out_stride = a->v_width, .scores = scores};
+                               .out_stride = a->v_width,
+                               .scores = scores};
         kernels->attend(&job);
     }
     free(visible);
 }
 
-static const uint32_t attention_shapes[][4] = { /* queries, positions, k width, v width */
-    {1, 64, 64, 64}, {8, 64, 64, 64},  {3, 200, 128, 128}, {5, 1, 8, 8},    {9, 63, 24, 40},
-    {7, 130, 80, 72}, {12, 77, 64, 96}, {2, 17, 256, 256},  {32, 100, 16, 8}, {6, 128, 192, 128}};
+static const uint32_t attention_shapes[][4] = {/* queries, positions, k width, v width */
+                                               {1, 64, 64, 64},    {8, 64, 64, 64},
+                                               {3, 200, 128, 128}, {5, 1, 8, 8},
+                                               {9, 63, 24, 40},    {7, 130, 80, 72},
+                                               {12, 77, 64, 96},   {2, 17, 256, 256},
+                                               {32, 100, 16, 8},   {6, 128, 192, 128}};
 
-static void check_attention(const rf_kernels *kernels) {
+static void check_attention(const rf_kernels *kernels)
+{
     rf_kernels scalar;
     rf_kernels_scalar(&scalar);
     for (size_t s = 0; s < RF_ARRAY_COUNT(attention_shapes); s++) {
@@ -667,7 +736,8 @@ static void check_attention(const rf_kernels *kernels) {
         for (uint64_t seed = 20; seed < 38; seed++) {
             attention a = make_attention(shape[0], shape[1], shape[2], shape[3], seed);
             const size_t outs = (size_t)a.queries * a.v_width;
-            float *out = malloc(sizeof(float) * outs), *sums = malloc(sizeof(float) * a.queries * 2);
+            float *out = malloc(sizeof(float) * outs),
+                  *sums = malloc(sizeof(float) * a.queries * 2);
             attend(&scalar, &a, 0, a.queries);
             memcpy(out, a.out, sizeof(float) * outs);
             memcpy(sums, a.state, sizeof(float) * a.queries * 2);
@@ -685,12 +755,14 @@ static void check_attention(const rf_kernels *kernels) {
     }
 }
 
-static void every_set_attends_with_the_scalar_bits_in_any_company(void **state) {
+static void every_set_attends_with_the_scalar_bits_in_any_company(void **state)
+{
     (void)state;
     for_each_set(check_attention);
 }
 
-static void attention_is_a_softmax_over_what_is_visible(void **state) {
+static void attention_is_a_softmax_over_what_is_visible(void **state)
+{
     (void)state;
     rf_kernels kernels;
     rf_kernels_scalar(&kernels);
@@ -733,7 +805,8 @@ static void attention_is_a_softmax_over_what_is_visible(void **state) {
 
 /* ---- math -------------------------------------------------------------------------------- */
 
-static void sine_and_cosine_are_within_a_unit_of_float(void **state) {
+static void sine_and_cosine_are_within_a_unit_of_float(void **state)
+{
     (void)state;
     uint64_t seed = 9;
     double worst = 0;
@@ -756,7 +829,8 @@ static void sine_and_cosine_are_within_a_unit_of_float(void **state) {
     assert_true(isnan(s) && isnan(c));
 }
 
-static void exp_and_log_in_double_are_within_1e_14(void **state) {
+static void exp_and_log_in_double_are_within_1e_14(void **state)
+{
     (void)state;
     uint64_t seed = 10;
     double worst_exp = 0, worst_log = 0;
@@ -764,7 +838,8 @@ static void exp_and_log_in_double_are_within_1e_14(void **state) {
         const double u = (double)(next_random(&seed) >> 11) * 0x1p-53;
         const double x = -708 + 1417 * u;
         worst_exp = fmax(worst_exp, (double)fabsl(rf_exp_f64(x) / expl((long double)x) - 1));
-        const double y = i % 2 ? exp(x) : 1 + (u - 0.5) * ldexp(1.0, -(int)(next_random(&seed) % 40));
+        const double y =
+            i % 2 ? exp(x) : 1 + (u - 0.5) * ldexp(1.0, -(int)(next_random(&seed) % 40));
         if (y != 1.0) {
             worst_log = fmax(worst_log, (double)fabsl(rf_log_f64(y) / logl((long double)y) - 1));
         }
@@ -780,7 +855,8 @@ static void exp_and_log_in_double_are_within_1e_14(void **state) {
 
 /* ---- the table --------------------------------------------------------------------------- */
 
-static void a_mask_is_parsed_and_only_takes_sets_away(void **state) {
+static void a_mask_is_parsed_and_only_takes_sets_away(void **state)
+{
     (void)state;
     uint32_t mask = 99;
     assert_true(rf_cpu_parse("scalar", &mask) && mask == RF_CPU_SCALAR);
@@ -802,7 +878,8 @@ static void a_mask_is_parsed_and_only_takes_sets_away(void **state) {
     }
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(
             the_scalar_matmul_is_within_the_activations_resolution_of_the_exact_product),
