@@ -9,6 +9,7 @@
 #include "cli.h"
 
 #include <errno.h>
+#include <malloc.h>
 #include <stdlib.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -60,9 +61,6 @@ void __libc_free(void *block);
 void *__libc_memalign(size_t align, size_t bytes);
 void *__libc_valloc(size_t bytes);
 void *__libc_pvalloc(size_t bytes);
-void *memalign(size_t align, size_t bytes);
-void *valloc(size_t bytes);
-void *pvalloc(size_t bytes);
 
 static void count_call(void)
 {
@@ -158,11 +156,26 @@ uint64_t alloc_count(void)
 
 bool alloc_count_works(void)
 {
-    void *(*volatile take)(size_t) = malloc; /* volatile: the pair must not be optimised away */
-    void (*volatile give)(void *) = free;
-    uint64_t before = alloc_count();
-    give(take(16));
-    return alloc_count() != before;
+    static int known; /* 0: not tried yet; the trial is itself counted */
+    if (!known) {
+        void *(*volatile take)(size_t) = malloc; /* volatile: the pair must not be optimised away */
+        void (*volatile give)(void *) = free;
+        uint64_t before = alloc_count();
+        give(take(16));
+        known = alloc_count() != before ? 1 : -1;
+    }
+    return known > 0;
+}
+
+uint64_t alloc_data_bytes(void)
+{
+#if defined(__GLIBC__) && !CLI_SANITIZED
+    if (!alloc_count_works()) {
+        struct mallinfo2 info = mallinfo2();
+        return (uint64_t)info.uordblks + (uint64_t)info.hblkhd;
+    }
+#endif
+    return rf_os_data_bytes();
 }
 
 bool cli_sanitized(void)

@@ -170,7 +170,10 @@ void signals_watch_file(const char *name, const void *data, uint64_t bytes);
 void alloc_count_start(void); /* installs hooks where they are needed */
 uint64_t alloc_count(void);   /* calls of the malloc family so far, in any thread */
 bool alloc_count_works(void); /* false where the build does not let us count */
-bool cli_sanitized(void);     /* a build with a sanitizer's own memory */
+/* Grows when the process takes memory by mmap or brk; where calls cannot be counted (and the
+ * process may be an emulator's) the bytes that malloc has given out instead. */
+uint64_t alloc_data_bytes(void);
+bool cli_sanitized(void); /* a build with a sanitizer's own memory */
 
 /* ---- files and models -------------------------------------------------------------------- */
 

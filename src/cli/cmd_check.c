@@ -1,6 +1,6 @@
 /* cli/cmd_check.c: `check`: the plan against what really happened.
  *
- *   before ──► open ──► prompt, first step ──► decode, watched ──► rows, guards ──► close
+ *   before ──► file, plan, open ──► prompt, first step ──► decode, watched ──► rows ──► close
  *
  * Four witnesses: the plan's rows, the ledger of the library, the operating system (resident
  * pages, faults, anonymous bytes of the process) and our own malloc, which counts calls from
@@ -35,8 +35,13 @@ typedef struct check_job {
     uint64_t count, wanted;
     char *piece;
     uint64_t piece_capacity;
-    rf_check_row *rows; /* [plan rows] */
+    rf_options options;
+    rf_plan plan;           /* a copy that outlives the model's */
+    rf_plan_row *plan_rows; /* [row_capacity] of that copy */
+    rf_check_row *rows;     /* [row_capacity] */
+    uint32_t row_capacity;
     uint32_t row_count; /* 0 until they are read */
+    uint64_t ctx;
     rf_error findings[FINDINGS_MAX];
     uint32_t finding_count;
     check_scope scopes[RF_SCOPE_COUNT];
@@ -116,7 +121,7 @@ static void warm_up(void)
         dl_iterate_phdr(touch_object, (void *)(uintptr_t)&sum);
     rf_os_touch_stack();
     (void)rf_os_anonymous(); /* each of these for the first time */
-    (void)rf_os_data_bytes();
+    (void)alloc_data_bytes();
     (void)rf_os_faults();
     (void)rf_os_clock_ns();
     malloc_trim(0);
@@ -124,22 +129,22 @@ static void warm_up(void)
 
 /* ---- the run ----------------------------------------------------------------------------- */
 
-/* The plan; without -c its context holds the whole run, beyond what the model was trained for if
- * need be: this is about memory, not about the text. */
-static rf_status make_plan(check_job *job, rf_error *err)
+/* The options of the run; without -c the context holds all of it, beyond what the model was
+ * trained for if need be: this is about memory, not about the text. */
+static rf_status choose_options(check_job *job, rf_error *err)
 {
-    rf_options options;
-    cli_options_for(job->args, &options);
-    options.pattern = true;
-    options.text_bytes = RF_MAX(options.text_bytes, job->text.size);
-    rf_status status = cli_plan_open(&job->model, &options, err);
+    cli_options_for(job->args, &job->options);
+    job->options.pattern = true;
+    job->options.text_bytes = RF_MAX(job->options.text_bytes, job->text.size);
+    rf_status status = cli_plan_open(&job->model, &job->options, err);
     uint64_t needed = job->count + 1 + job->wanted;
-    if (status || cli_has(job->args, CLI_GIVEN_CTX) || job->model.info.ctx >= needed)
+    bool enough = cli_has(job->args, CLI_GIVEN_CTX) || job->wanted == UINT32_MAX;
+    if (status || enough || job->model.info.ctx >= needed)
         return status;
-    options.ctx = job->wanted == UINT32_MAX ? job->model.info.ctx : needed;
+    job->options.ctx = needed;
     rf_model_plan_close(job->model.plan);
     job->model.plan = NULL;
-    return cli_plan_open(&job->model, &options, err);
+    return cli_plan_open(&job->model, &job->options, err);
 }
 
 static rf_status prepare(check_job *job, rf_error *err)
@@ -162,17 +167,33 @@ static rf_status prepare(check_job *job, rf_error *err)
     if (!status)
         status = cli_tokenize(args, job->model.file, &job->text, &job->tokens, &job->count, err);
     if (!status)
-        status = make_plan(job, err);
+        status = choose_options(job, err);
     if (status)
         return status;
-    const uint32_t rows = rf_model_plan_regions(job->model.plan)->row_count;
-    job->rows = calloc((size_t)rows + 1, sizeof *job->rows);
+    job->row_capacity = rf_model_plan_regions(job->model.plan)->row_count;
+    job->rows = calloc((size_t)job->row_capacity + 1, sizeof *job->rows);
+    job->plan_rows = calloc((size_t)job->row_capacity + 1, sizeof *job->plan_rows);
     job->piece_capacity = 64 * 1024;
     job->piece = calloc(1, (size_t)job->piece_capacity);
-    if (!job->rows || !job->piece)
+    if (!job->rows || !job->plan_rows || !job->piece)
         return rf_fail(err, RF_ERR_NO_FIT, "check", "no memory for the rows");
-    memset(job->rows, 0xff, ((size_t)rows + 1) * sizeof *job->rows);
+    memset(job->rows, 0xff, ((size_t)job->row_capacity + 1) * sizeof *job->rows);
+    memset(job->plan_rows, 0xff, ((size_t)job->row_capacity + 1) * sizeof *job->plan_rows);
     memset(job->piece, 0xff, (size_t)job->piece_capacity);
+    cli_model_close(&job->model); /* opened anew once measuring has begun */
+    return RF_OK;
+}
+
+/* What the report needs of the plan, for after it is closed. */
+static rf_status keep_plan(check_job *job, rf_error *err)
+{
+    const rf_plan *plan = rf_model_plan_regions(job->model.plan);
+    if (plan->row_count > job->row_capacity)
+        return rf_fail(err, RF_ERR_RUNTIME, "check", "planning twice gave two plans");
+    job->plan = *plan;
+    job->plan.rows = job->plan_rows;
+    memcpy(job->plan_rows, plan->rows, plan->row_count * sizeof *plan->rows);
+    job->ctx = job->model.info.ctx;
     return RF_OK;
 }
 
@@ -227,7 +248,7 @@ static rf_status run_watched(check_job *job, rf_error *err)
     sampling.temperature = 0.0f;
     rf_text_stream stream;
     rf_text_stream_start(&stream, job->model.tokenizer, false);
-    uint64_t calls = alloc_count(), data = rf_os_data_bytes();
+    uint64_t calls = alloc_count(), data = alloc_data_bytes();
     uint64_t adapters = rf_model_trace(model)->adapter_count;
     rf_status status = rf_sampler_start(model, 0, &sampling, err);
     if (!status)
@@ -249,7 +270,7 @@ static rf_status run_watched(check_job *job, rf_error *err)
     rf_faults last = rf_os_faults();
     uint64_t file_now = rf_model_file_resident(model);
     job->allocations = alloc_count() - calls;
-    uint64_t data_now = rf_os_data_bytes();
+    uint64_t data_now = alloc_data_bytes();
     job->data_growth = data_now > data ? data_now - data : 0;
     job->adapters = rf_model_trace(model)->adapter_count - adapters;
     if (file_now != UINT64_MAX && file_now > file_bytes)
@@ -287,14 +308,14 @@ static rf_status read_rows(check_job *job, rf_error *err)
     return RF_OK;
 }
 
-/* Closes the model alone: plan and file are still needed for the report. */
+/* Closes all that was opened since the first measurement. */
 static void close_model(check_job *job)
 {
     rf_trace trace;
     signals_watch_model(NULL);
     rf_model_close(job->model.model, &trace);
     job->model.model = NULL;
-    job->model.tokenizer = NULL;
+    cli_model_close(&job->model);
     malloc_trim(0);
     job->closed = rf_os_anonymous();
     for (uint32_t kind = 0; kind < RF_SCOPE_AMBIENT; kind++)
@@ -305,7 +326,7 @@ static void close_model(check_job *job)
 
 static void judge_rows(check_job *job)
 {
-    const rf_plan *plan = rf_model_plan_regions(job->model.plan);
+    const rf_plan *plan = &job->plan;
     for (uint32_t i = 0; i < job->row_count; i++) {
         if (job->rows[i].planned_bytes != job->rows[i].taken_bytes)
             find(job, plan->rows[i].id, "taken bytes are not the planned ones",
@@ -341,25 +362,11 @@ static void judge_decode(check_job *job)
         find(job, "decode", "page faults from disk after the first step", 0, job->major);
 }
 
-/* Anonymous bytes that open takes: the arenas, and what glibc takes beside them. */
-static uint64_t planned_growth(const rf_plan *plan)
-{
-    uint64_t bytes = plan->arena_bytes[RF_SCOPE_MODEL][RF_DOMAIN_ANON] +
-                     plan->arena_bytes[RF_SCOPE_FORWARD][RF_DOMAIN_ANON];
-    for (uint32_t i = 0; i < plan->row_count; i++) {
-        const rf_plan_row *row = &plan->rows[i];
-        /* plan.* exist before open */
-        if (row->scope == RF_SCOPE_AMBIENT && !cli_glob("plan.*", row->id))
-            bytes += row->bytes;
-    }
-    return bytes;
-}
-
 static void judge_process(check_job *job)
 {
     if (cli_sanitized() || !job->before)
         return;
-    uint64_t planned = planned_growth(rf_model_plan_regions(job->model.plan));
+    uint64_t planned = job->plan.anon_bytes;
     uint64_t grown = job->opened > job->before ? job->opened - job->before : 0;
     if (distance(grown, planned) > slack(planned))
         find(job, "process", "anonymous bytes grew by more or less than was planned", planned,
@@ -377,7 +384,7 @@ static void judge_process(check_job *job)
 
 static void json_rows(rf_writer *writer, const check_job *job)
 {
-    const rf_plan *plan = rf_model_plan_regions(job->model.plan);
+    const rf_plan *plan = &job->plan;
     rf_json_open(writer, "rows", '[');
     for (uint32_t i = 0; i < job->row_count; i++) {
         const rf_plan_row *row = &plan->rows[i];
@@ -467,7 +474,7 @@ static void print_line(const char *name, const char *scope, const rf_check_row *
 /* Rows of one pool and scope as one line; those that were asked for by --list one by one. */
 static void print_rows(const check_job *job)
 {
-    const rf_plan *plan = rf_model_plan_regions(job->model.plan);
+    const rf_plan *plan = &job->plan;
     out_print("%-36s %-7s %14s %14s %14s %14s\n", "region", "scope", "planned", "taken", "written",
               "resident");
     if (job->args->list) {
@@ -512,7 +519,7 @@ static void print_text(const check_job *job)
                   (unsigned long long)scope->taken, (unsigned long long)scope->peak,
                   (unsigned long long)scope->freed);
     }
-    uint64_t planned = planned_growth(rf_model_plan_regions(job->model.plan));
+    uint64_t planned = job->plan.anon_bytes;
     long long grown = (long long)job->opened - (long long)job->before;
     long long left = (long long)job->closed - (long long)job->before;
     out_print("process        anonymous bytes: planned +%llu, open %+lld, after decode %+lld, "
@@ -544,25 +551,43 @@ static void say_limits(const check_job *job)
         cli_note("this build cannot count allocations: only growth of the process's data is");
     if (job->stopped_by_ring)
         cli_note("the context of %llu tokens is full: stopped after %llu of %llu tokens",
-                 (unsigned long long)job->model.info.ctx, (unsigned long long)job->tokens_done,
+                 (unsigned long long)job->ctx, (unsigned long long)job->tokens_done,
                  (unsigned long long)job->wanted);
 }
 
-/* Everything from open to close; a status is an error that keeps check from judging. */
+/* File, plan and model; *drift when the plan and its takers disagree: a finding, no error. */
+static rf_status open_measured(check_job *job, bool *drift, rf_error *err)
+{
+    rf_status status = cli_file_open(job->args, &job->model, err);
+    if (!status)
+        status = cli_plan_open(&job->model, &job->options, err);
+    if (!status)
+        status = keep_plan(job, err);
+    if (!status)
+        status = cli_model_open(&job->model, err);
+    *drift = status == RF_ERR_DRIFT;
+    if (!*drift)
+        return status;
+    find_error(job, err);
+    err->status = RF_OK;
+    return RF_OK;
+}
+
+/* Everything from before open to after close; a status is an error that leaves nothing to judge. */
 static rf_status measure(check_job *job, rf_error *err)
 {
+    bool drift;
     warm_up();
     job->before = rf_os_anonymous();
-    rf_status status = cli_model_open(&job->model, err);
-    if (status == RF_ERR_DRIFT) { /* the plan and its takers disagree: a finding, not an error */
-        find_error(job, err);
-        err->status = RF_OK;
-        job->opened = job->decoded = job->closed = rf_os_anonymous();
-        return RF_OK;
-    }
+    rf_status status = open_measured(job, &drift, err);
     if (status)
         return status;
-    job->opened = rf_os_anonymous();
+    job->opened = job->decoded = rf_os_anonymous();
+    if (drift) {
+        cli_model_close(&job->model);
+        job->closed = rf_os_anonymous();
+        return RF_OK;
+    }
     status = encode_prompt(job, err);
     if (!status)
         status = run_watched(job, err);
@@ -614,6 +639,7 @@ rf_status cmd_check(const cli_args *args, rf_error *err)
     cli_model_close(&job.model);
     free(job.tokens);
     free(job.rows);
+    free(job.plan_rows);
     free(job.piece);
     cli_bytes_free(&job.text);
     return status;

@@ -17,12 +17,13 @@ typedef struct score_job {
 
 static double log_sum_exp(const float *logits, uint32_t count)
 {
-    double largest = (double)logits[0], sum = 0.0;
+    float largest = logits[0];
     for (uint32_t i = 1; i < count; i++)
-        largest = fmax(largest, (double)logits[i]);
+        largest = logits[i] > largest ? logits[i] : largest;
+    double sum = 0.0;
     for (uint32_t i = 0; i < count; i++)
-        sum += exp((double)logits[i] - largest);
-    return largest + log(sum);
+        sum += exp((double)logits[i] - (double)largest);
+    return (double)largest + log(sum);
 }
 
 /* The ids of the `wanted` largest logits, in order; of equals the smaller id first. */

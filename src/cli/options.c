@@ -491,9 +491,12 @@ const char *cli_option_label(const char *field)
     for (size_t i = 0; i < RF_ARRAY_COUNT(option_table); i++) {
         const option_row *row = &option_table[i];
         size_t n = 0;
-        while (field[n] && (field[n] == '_' ? '-' : field[n]) == row->name[n]) n++;
-        if (field[n] || row->name[n]) continue;
-        if (row->flag) return row->flag;
+        while (field[n] && (field[n] == '_' ? '-' : field[n]) == row->name[n])
+            n++;
+        if (field[n] || row->name[n])
+            continue;
+        if (row->flag)
+            return row->flag;
         static char label[64];
         snprintf(label, sizeof label, "--%s", row->name);
         return label;
