@@ -133,8 +133,8 @@ typedef struct rf_panel { /* all of it in the worker's scratch */
 } rf_panel;
 void rf_panel_avx2(const rf_matmul *job, uint32_t row, uint32_t count, const rf_panel *panel);
 
-/* dot_avx2.c: rows one by one, straight from the packed bytes, for at most RF_DOT_TOKENS tokens: from
- * then on the panel is faster (measured on Zen 3, from memory). */
+/* dot_avx2.c: rows one by one, straight from the packed bytes, for at most RF_DOT_TOKENS tokens:
+ * from then on the panel is faster (measured on Zen 3, from memory). */
 #define RF_DOT_TOKENS 3u
 void rf_dot_avx2(const rf_matmul *job, uint32_t first_row, uint32_t last_row, void *scratch);
 

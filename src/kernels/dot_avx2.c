@@ -1,10 +1,10 @@
 /* kernels/dot_avx2.c: rows of quantised weights times few tokens, straight from the packed bytes.
  *
- * A row is walked in chunks of eight folds, which meet the eight lanes of kernels.h in a single fma:
- * each fold leaves a vector of eight partial integers, and eight such vectors become one vector of
- * eight fold sums by one transposing addition. Integers are exact, so they may be split and offset
- * as the instructions like: codes stay unsigned, and the K formats take their activations as two
- * planes of bytes. What is left of a row after whole chunks goes through the plain unpacking.
+ * A row is walked in chunks of eight folds, which meet the eight lanes of kernels.h in one fma:
+ * each fold leaves a vector of eight partial integers, and eight such vectors become one vector of eight
+ * fold sums by one transposing addition. Integers are exact, so they may be split and offset as the
+ * instructions like: codes stay unsigned, and the K formats take their activations as two planes of
+ * bytes. What is left of a row after whole chunks goes through the plain unpacking.
  */
 #include "kernels/unpack_avx2.h"
 
@@ -436,7 +436,7 @@ static void split_codes(const int16_t *q, size_t count, int8_t *high, int8_t *lo
     }
 }
 
-/* Bytes of scratch that one token takes: two arrays of k / 32 with a spare vector each, two of k. */
+/* Scratch of one token: two arrays of k / 32 with a spare vector each, two of k. */
 static size_t input_bytes(uint32_t k)
 {
     return 2 * ((size_t)k / 32 + 8) * 4 + 2 * (size_t)k;
