@@ -554,3 +554,17 @@ def test_chat_answers_and_ends(run, smollm2):
     done = run("chat", smollm2, "--temp", "0", "--sys", "You are a helpful assistant.",
                stdin=b"What is the capital of France?\n/clear\nSay hello.\n", timeout=300)
     assert "Paris" in done.text.splitlines()[0] and len(done.text.splitlines()) >= 2
+
+
+@pytest.mark.slow
+def test_a_file_that_shrinks_is_reported_from_every_thread(smollm2, tmp_path):
+    model = tmp_path / "shrinks.gguf"
+    for attempt in range(8):
+        model.write_bytes(smollm2.read_bytes())
+        child = start("run", model, "-p", "hello", "-n", "400", "-c", "512", "-t", "4", "-s",
+                      attempt, stdout=subprocess.DEVNULL)
+        wait_until_busy(child, 0.3 + 0.03 * attempt)
+        os.truncate(model, 60_000_000)
+        _, err = child.communicate(timeout=60)
+        assert child.returncode == 6, f"exit {child.returncode}: {err!r}"
+        assert f"ringfence: error: {model}: ".encode() in err
