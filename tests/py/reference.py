@@ -10,11 +10,13 @@ import numpy as np
 
 
 class Llama:
-    def __init__(self, path, kv_type=None):
-        """kv_type: keys and values are rounded to it when they are kept (np.float16), or not."""
+    def __init__(self, path, kv_type=None, act_bits=None):
+        """kv_type: keys and values are rounded to it when they are kept (np.float16), or not.
+        act_bits: what enters a matrix is rounded to so many bits and a sign, or not."""
         reader = gguf.GGUFReader(path)
         self.fields = reader.fields
         self.kv_type = kv_type
+        self.act_bits = act_bits
         self.weights = {}
         for tensor in reader.tensors:
             values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
@@ -43,6 +45,16 @@ class Llama:
             return default
         return field.contents()
 
+    def apply(self, weights, x):
+        """x through a matrix, [rows][columns]."""
+        if self.act_bits:
+            block = next(size for size in (256, 32, 1) if x.shape[-1] % size == 0)
+            parts = x.reshape(len(x), -1, block)
+            step = np.abs(parts).max(-1, keepdims=True) / (2 ** self.act_bits - 1)
+            step[step == 0] = 1
+            x = (np.round(parts / step) * step).reshape(x.shape)
+        return x @ weights.T
+
     def norm(self, x, name):
         scale = 1.0 / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps)
         return x * scale * self.weights[name + ".weight"]
@@ -65,7 +77,7 @@ class Llama:
         count = len(positions)
 
         def heads(part, n, dim):
-            return (x @ self.weights[f"{name}attn_{part}.weight"].T).reshape(count, n, dim)
+            return self.apply(self.weights[f"{name}attn_{part}.weight"], x).reshape(count, n, dim)
 
         q = self.rope(heads("q", self.heads, self.k_dim), positions)
         k = self.kept(self.rope(heads("k", self.kv_heads, self.k_dim), positions))
@@ -78,7 +90,7 @@ class Llama:
             weights = np.exp(scores - scores.max(-1, keepdims=True))
             weights /= weights.sum(-1, keepdims=True)
             out[:, head] = weights @ v[:, shared]
-        return out.reshape(count, -1) @ self.weights[name + "attn_output.weight"].T
+        return self.apply(self.weights[name + "attn_output.weight"], out.reshape(count, -1))
 
     def logits(self, ids):
         """[len(ids)][vocabulary] for a sequence that starts at position 0."""
@@ -88,10 +100,11 @@ class Llama:
             name = f"blk.{layer}."
             x = x + self.attention(self.norm(x, name + "attn_norm"), positions, name)
             y = self.norm(x, name + "ffn_norm")
-            gate = y @ self.weights[name + "ffn_gate.weight"].T
-            up = y @ self.weights[name + "ffn_up.weight"].T
-            x = x + (gate / (1.0 + np.exp(-gate)) * up) @ self.weights[name + "ffn_down.weight"].T
-        return self.norm(x, "output_norm") @ self.output.T
+            gate = self.apply(self.weights[name + "ffn_gate.weight"], y)
+            up = self.apply(self.weights[name + "ffn_up.weight"], y)
+            y = gate / (1.0 + np.exp(-gate)) * up
+            x = x + self.apply(self.weights[name + "ffn_down.weight"], y)
+        return self.apply(self.output, self.norm(x, "output_norm"))
 
     def log_probabilities(self, ids):
         logits = self.logits(ids)

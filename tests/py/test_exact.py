@@ -88,8 +88,9 @@ def test_a_model_does_not_diverge_from_itself(kjv, tmp_path):
     common = ["ppl", "--json", runner.STORIES, "-f", kjv, "-c", 64, "--chunks", 6]
     runner.run(*common, "--kl-save", saved)
     kl = runner.run(*common, "--kl-base", saved).json["kl"]
-    assert abs(kl["mean"]) < 1e-6 and top1_of(kl) == 1.0, kl
-    assert kl["max"] < 1e-4, kl
+    # The file has 16-bit codes: that is all that may differ.
+    assert abs(kl["mean"]) < 1e-5 and top1_of(kl) > 0.99, kl
+    assert kl["max"] < 1e-3, kl
 
 
 @pytest.mark.parametrize("damage", ["empty", "magic", "cut", "vocabulary", "no count"])

@@ -2,9 +2,10 @@
 
 Figures are natural logarithms of probabilities. Float weights with f32 keys and values: only the
 order of float32 sums differs, so 2e-5 (measured spread of such sums: a few 1e-6). Packed weights:
-the engine rounds activations to at least 14 bits, the reference does not. A model of that rounding
-alone (14 bits of the largest in 256, in float64) shows 1.1e-3 to 1.6e-3 here, 13 bits twice that,
-8 bits 0.1 to 0.5: the tolerance lies below 13 bits.
+the engine rounds activations to at least 14 bits with the sign, the reference does not. What such
+rounding costs on this very model and text is computed with a reference that rounds as well, and
+the engine may not be farther from the exact figures than 1.3 times that: 13 bits cost twice it,
+8 bits 64 times.
 """
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from reference import Llama
 TEXT = "the rain in spain stays 17 mainly. in the plain, no one hears a zebra x ray. so it is"
 EXACT_KV = ["-ctk", "f32", "-ctv", "f32"]
 FLOAT = 2e-5
-PACKED = 2.5e-3
+PACKED = None  # measured by price_of_rounding
 TOP = 5
 
 
@@ -28,6 +29,12 @@ def scores_of(path, text_file, *options):
     """{position: line} of the scored positions."""
     done = runner.run("score", "--json", path, "-f", text_file, "--top", TOP, *options)
     return {line["pos"]: line for line in done.lines}
+
+
+def price_of_rounding(path, ids, exact):
+    """The largest error of a logarithm when activations have 13 bits and a sign."""
+    rounded = Llama(path, act_bits=13).log_probabilities(ids)
+    return np.abs(rounded - exact).max()
 
 
 def compare(path, tmp_path, tolerance, *options, model=None, text=TEXT):
@@ -50,7 +57,9 @@ def compare(path, tmp_path, tolerance, *options, model=None, text=TEXT):
         worst = max(worst, np.abs(np.array(given) - best).max())
         for entry in line["top"]:
             worst = max(worst, abs(entry["logprob"] - row[entry["id"]]))
-    assert worst <= tolerance, f"the largest difference is {worst:.3g}"
+    if tolerance is None:
+        tolerance = 1.3 * price_of_rounding(path, ids, expected)
+    assert worst <= tolerance, f"the largest difference is {worst:.3g}, not {tolerance:.3g}"
     return worst
 
 
