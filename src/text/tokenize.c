@@ -169,7 +169,6 @@ static void encode_all(const partition *part, uint8_t *memory, uint64_t memory_b
 {
     const rf_vocab *vocab = part->vocab;
     uint32_t from = 0, at = part->head;
-    bool after_special = true; /* the start counts as one */
     for (;;) {
         uint32_t to = at == RF_TOKEN_NONE ? part->bytes : part->matches[at].start;
         if (to > from) {
@@ -177,14 +176,12 @@ static void encode_all(const partition *part, uint8_t *memory, uint64_t memory_b
             if (vocab->kind == RF_VOCAB_BPE)
                 rf_bpe_encode(vocab, text, to - from, memory, memory_bytes, sink);
             else
-                rf_spm_encode(vocab, text, to - from, vocab->add_space_prefix && after_special,
-                              memory, memory_bytes, sink);
-            after_special = false;
+                rf_spm_encode(vocab, text, to - from, vocab->add_space_prefix, memory, memory_bytes,
+                              sink);
         }
         if (at == RF_TOKEN_NONE)
             return;
         rf_sink_put(sink, part->matches[at].id);
-        after_special = true;
         from = part->matches[at].end;
         at = part->matches[at].next;
     }

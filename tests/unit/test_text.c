@@ -37,16 +37,17 @@ static void test_spm_falls_back_to_the_bytes_of_what_is_no_token(void **state)
     close_words(o);
 }
 
-static void test_spm_puts_a_blank_first_and_behind_special_tokens_only(void **state)
+static void test_spm_puts_a_blank_first_and_behind_special_tokens(void **state)
 {
     (void)state;
     word_list *w = spm_words();
     uint32_t blank = add(w, BLANK, 1, -1), x = add(w, "x", 1, -2);
-    uint32_t user = add(w, "<user>", RF_TOKEN_USER, 0);
+    uint32_t user = add(w, "<user>", RF_TOKEN_USER, 0), short_one = add(w, "~", RF_TOKEN_USER, 0);
     open_vocab *o = open_words(w);
     assert_ids(&o->vocab, "x x", false, true, IDS(blank, x, blank, x));
     assert_ids(&o->vocab, "<s>x</s> x", false, true, IDS(1, blank, x, 2, blank, blank, x));
     assert_ids(&o->vocab, "x<user>x", false, false, IDS(blank, x, user, blank, x));
+    assert_ids(&o->vocab, "x~x", false, false, IDS(blank, x, short_one, blank, x));
     close_words(o);
 
     w = spm_words();
@@ -57,6 +58,31 @@ static void test_spm_puts_a_blank_first_and_behind_special_tokens_only(void **st
     tiny_key_bool(&file, "tokenizer.ggml.add_eos_token", true);
     o = open_file(w, file);
     assert_ids(&o->vocab, "x<s>x", true, true, IDS(x, 1, x, 2));
+    close_words(o);
+}
+
+static void assert_space_parts(const char *token, bool parts)
+{
+    word_list *w = spm_words();
+    add(w, token, 1, -1);
+    open_vocab *o = open_words(w);
+    assert_int_equal(rf_vocab_head(&o->vocab)->space_parts, parts);
+    close_words(o);
+}
+
+static void test_spm_merges_across_a_blank_where_a_token_does(void **state)
+{
+    (void)state;
+    assert_space_parts(BLANK BLANK "a", true);
+    assert_space_parts("abc" BLANK, false);
+    assert_space_parts("c" BLANK, false);
+    word_list *w = spm_words();
+    uint32_t blank = add(w, BLANK, 1, -9), x = add(w, "x", 1, -9);
+    uint32_t across = add(w, "x" BLANK "x", 1, -1), half = add(w, "x" BLANK, 1, -2);
+    open_vocab *o = open_words(w);
+    assert_ids(&o->vocab, "x x", false, true, IDS(blank, across));
+    assert_ids(&o->vocab, "x x x", false, true, IDS(blank, across, blank, x));
+    assert_ids(&o->vocab, "x ", false, true, IDS(blank, half));
     close_words(o);
 }
 
@@ -328,6 +354,11 @@ static const split_case split_cases[] = {
     {"tekken", "HelloWORLDly 12", "Hello|WORLDly| |1|2"},
     {"deepseek-llm", "Hi  there\n12 \xe4\xb8\xad!!  ", "Hi| | there|\n|12| |\xe4\xb8\xad|!!|  "},
     {"deepseek-coder", "x12 .y", "x|1|2| .|y"},
+    {"deepseek-coder", "1\xe2\x80\x82\xe2\x80\x82\xcc\x81", "1|\xe2\x80\x82\xe2\x80\x82\xcc\x81"},
+    {"gpt-4o",
+     "\xce\xa9"
+     "AB x",
+     "\xce\xa9|AB| x"},
     {"deepseek-v3", "x.y 12345!\n \xe4\xb8\xad", "x|.y| |123|45|!\n| |\xe4\xb8\xad"},
 };
 
@@ -405,7 +436,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_spm_merges_the_highest_score_first_and_the_left_one_of_equals),
         cmocka_unit_test(test_spm_falls_back_to_the_bytes_of_what_is_no_token),
-        cmocka_unit_test(test_spm_puts_a_blank_first_and_behind_special_tokens_only),
+        cmocka_unit_test(test_spm_puts_a_blank_first_and_behind_special_tokens),
+        cmocka_unit_test(test_spm_merges_across_a_blank_where_a_token_does),
         cmocka_unit_test(test_control_tokens_in_a_text_are_text_unless_asked_for),
         cmocka_unit_test(test_the_longest_special_token_is_cut_out_everywhere_first),
         cmocka_unit_test(test_phi3_special_tokens_swallow_the_space_behind_them),

@@ -185,6 +185,7 @@ enum fault {
     MERGES_NUMBERS,
     MERGE_WITHOUT_BLANK,
     MERGE_WITHOUT_RIGHT,
+    MERGE_WITHOUT_LEFT,
     BOS_BEYOND,
     EOT_BEYOND,
     BOS_TEXT,
@@ -216,6 +217,7 @@ static const malformed_case malformed_cases[] = {
     {MERGES_NUMBERS, RF_ERR_BAD_MODEL, K "merges"},
     {MERGE_WITHOUT_BLANK, RF_ERR_BAD_MODEL, K "merges[1]"},
     {MERGE_WITHOUT_RIGHT, RF_ERR_BAD_MODEL, K "merges[1]"},
+    {MERGE_WITHOUT_LEFT, RF_ERR_BAD_MODEL, K "merges[1]"},
     {BOS_BEYOND, RF_ERR_BAD_MODEL, K "bos_token_id"},
     {EOT_BEYOND, RF_ERR_BAD_MODEL, K "eot_token_id"},
     {BOS_TEXT, RF_ERR_BAD_MODEL, K "bos_token_id"},
@@ -228,7 +230,7 @@ static tiny_gguf malformed_file(enum fault fault)
     static const int32_t types[] = {1, 1, 1};
     static const float scores[] = {0, -1, -2};
     static const int8_t small[] = {1, 1, 1};
-    bool bpe = fault >= NO_MERGES && fault <= MERGE_WITHOUT_RIGHT;
+    bool bpe = fault >= NO_MERGES && fault <= MERGE_WITHOUT_LEFT;
     tiny_gguf file = tiny_begin(3);
     if (fault == MODEL_NUMBER)
         tiny_key_u32(&file, K "model", 1);
@@ -253,9 +255,11 @@ static tiny_gguf malformed_file(enum fault fault)
         tiny_key_array(&file, K "scores", RF_GGUF_F32, fault == SCORES_SHORT ? 2 : 3, scores, 4);
     if (fault == MERGES_NUMBERS)
         tiny_key_array(&file, K "merges", RF_GGUF_I32, 3, types, 4);
-    else if (fault == MERGE_WITHOUT_BLANK || fault == MERGE_WITHOUT_RIGHT)
+    else if (bpe && fault != NO_MERGES)
         tiny_key_texts(&file, K "merges", 2,
-                       (const char *[]){"a b", fault == MERGE_WITHOUT_BLANK ? "abba" : "ab "});
+                       (const char *[]){"a b", fault == MERGE_WITHOUT_BLANK   ? "abba"
+                                               : fault == MERGE_WITHOUT_RIGHT ? "ab "
+                                                                              : " ab"});
     if (fault == BOS_BEYOND || fault == EOT_BEYOND)
         tiny_key_u32(&file, fault == BOS_BEYOND ? K "bos_token_id" : K "eot_token_id", 3);
     if (fault == BOS_TEXT)
