@@ -107,7 +107,7 @@ RF_API void rf_options_init(rf_options *options);
 typedef struct rf_model_plan rf_model_plan;
 
 /* Computes the plan from the header. Errors: RF_ERR_BAD_MODEL / RF_ERR_UNSUPPORTED naming the key
- * or tensor, RF_ERR_USAGE naming the option. A plan that does not fit is no error: see info.fits. */
+ * or tensor, RF_ERR_USAGE naming the option. A plan that does not fit is no error: info.fits. */
 RF_API rf_status rf_plan_make(const rf_file *file, const rf_options *options, rf_model_plan **out,
                               rf_error *err);
 RF_API void rf_model_plan_close(rf_model_plan *plan);
@@ -132,6 +132,9 @@ typedef struct rf_plan_info {
     uint32_t unknown_tensor_count;
 } rf_plan_info;
 RF_API void rf_model_plan_describe(const rf_model_plan *plan, rf_plan_info *out);
+/* The name of a numbered op (first_op, last_op of the FORWARD rows); false past the end. */
+RF_API bool rf_model_plan_op_name(const rf_model_plan *plan, uint32_t op, char *text,
+                                  size_t capacity);
 /* A note: text that is valid until close; NULL past the end. */
 RF_API const char *rf_model_plan_note(const rf_model_plan *plan, uint32_t index);
 /* The name of a tensor that the recipe has no use for; false past the end. */

@@ -192,7 +192,8 @@ typedef void (*rf_work_fn)(void *context, uint32_t first, uint32_t last, uint32_
 uint64_t rf_team_bytes(uint32_t worker_count);
 /* Starts worker_count - 1 threads on stacks[1 .. worker_count - 1] (each RF_WORKER_STACK_BYTES,
  * page aligned, borrowed until rf_team_stop). memory has rf_team_bytes(worker_count) bytes,
- * 64-aligned. On failure nothing runs. Signals are blocked in the threads. */
+ * 64-aligned. On failure nothing runs. Signals are blocked in the threads, but
+ * for those that a fault of their own raises. */
 rf_status rf_team_start(void *memory, uint32_t worker_count, void *const *stacks, rf_team **out,
                         rf_error *err);
 void rf_team_stop(rf_team *team); /* joins; safe on NULL */

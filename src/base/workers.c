@@ -202,6 +202,11 @@ rf_status rf_team_start(void *memory, uint32_t worker_count, void *const *stacks
     sigset_t all;
     sigset_t before;
     sigfillset(&all);
+    /* What a thread brings upon itself must reach its handler: a mapped file that shrinks. */
+    sigdelset(&all, SIGBUS);
+    sigdelset(&all, SIGSEGV);
+    sigdelset(&all, SIGFPE);
+    sigdelset(&all, SIGILL);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int code = 0;
     for (uint32_t i = 1; i < worker_count && code == 0; i++) {

@@ -182,3 +182,20 @@ void rf_kv_attend_run(const rf_kv *kv, const rf_kernels *kernels, const rf_kv_at
         attend_tile(kv, kernels, job, head, first_token, count, &parts);
     }
 }
+
+uint64_t rf_kv_attend_widened_bytes(const rf_kv *kv, const rf_kv_attend *job)
+{
+    const rf_kv_layer_store *layer = &kv->layers[job->layer];
+    uint32_t tokens = tile_tokens(job->heads / layer->kv_heads);
+    uint64_t row = 0, bytes = 0; /* of one position of one head, both sides */
+    for (int side = RF_KV_K; side <= RF_KV_V; side++) {
+        if (layer->side[side].format != RF_F32)
+            row += layer->side[side].width * sizeof(float);
+    }
+    for (uint32_t first = 0; row && first < job->token_count; first += tokens) {
+        uint64_t begin = seen_from(job->first_position + first, layer->window);
+        uint64_t end = job->first_position + RF_MIN(first + tokens, job->token_count);
+        bytes += (end - begin) * row * layer->kv_heads;
+    }
+    return bytes;
+}

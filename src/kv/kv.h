@@ -33,6 +33,9 @@ uint64_t rf_kv_attend_scratch_bytes(uint32_t k_width, uint32_t v_width, uint32_t
 void rf_kv_attend_run(const rf_kv *kv, const rf_kernels *kernels, const rf_kv_attend *job,
                       uint32_t first_unit, uint32_t last_unit, void *scratch);
 
+/* Bytes of rows that the job widens to f32 for its kernels: what the adapter event of it says. */
+uint64_t rf_kv_attend_widened_bytes(const rf_kv *kv, const rf_kv_attend *job);
+
 /* The KV format with this name, or RF_FORMAT_NONE. The names, for messages: static. */
 rf_format rf_kv_format_by_name(const char *name);
 const char *rf_kv_format_names(void);

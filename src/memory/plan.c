@@ -159,7 +159,9 @@ rf_status rf_plan_add(rf_plan *plan, const rf_plan_row *row, rf_error *err)
         return rf_fail(err, RF_ERR_USAGE, row->id, "the plan has this id already");
     }
     rf_plan_row copy = *row;
-    if (copy.align < RF_REGION_ALIGN)
+    if (copy.domain == RF_DOMAIN_FILE) /* the file decides where its rows lie */
+        copy.align = copy.align ? copy.align : 1;
+    else if (copy.align < RF_REGION_ALIGN)
         copy.align = RF_REGION_ALIGN;
     if (copy.domain == RF_DOMAIN_ANON)
         copy.offset = 0;

@@ -1,7 +1,7 @@
 /* model/model.h: the contract of the model floor: what a header asks for, the weights it names,
  * the recipe of a step as data, and the step that executes it.
  *
- *   header ─► config (every range check) ─► weights (every shape check) ─► recipe ─► rows of the plan
+ *   header ─► config (every range check) ─► weights (every shape check) ─► recipe ─► plan
  *                                                                            └─► step
  *
  * A recipe is three short tables: what comes before the layers, what every layer does, what comes
@@ -234,8 +234,9 @@ typedef struct rf_network { /* everything that a step needs; borrowed, fixed at 
     rf_step_shape shape;
     uint64_t scratch_stride;
     void *buffers[RF_B_COUNT];
-    uint32_t packed_row; /* plan row of RF_B_PACKED, for adapter events */
-    bool trace_ops;      /* an event for each op */
+    uint32_t packed_row; /* plan rows of RF_B_PACKED and RF_B_SCRATCH, for adapter events */
+    uint32_t scratch_row;
+    bool trace_ops; /* an event for each op */
 } rf_network;
 
 /* Fills frequencies[rope.dims / 2]: radians per position. */

@@ -302,6 +302,12 @@ static void attend_op(rf_network *network, rf_step_input *input, uint32_t layer_
     }
     row_job job = {.network = network, .input = input, .layer = layer_index};
     rf_team_run(network->team, units, macs < INLINE_MACS ? units : 1, attend_units, &job);
+    for (uint32_t r = 0; r < input->run_count; r++) {
+        rf_kv_attend attend = attend_job(network, &input->runs[r], layer_index);
+        uint64_t widened = rf_kv_attend_widened_bytes(network->kv, &attend);
+        if (widened)
+            rf_trace_emit(network->trace, RF_EVENT_ADAPTER, network->scratch_row, 0, widened, 0);
+    }
 }
 
 /* ---- the recipe -------------------------------------------------------------------------- */

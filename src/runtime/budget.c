@@ -112,9 +112,9 @@ void rf_budget_suggest(rf_model_plan *plan)
         suggest(plan, saving(plan, &options), "the model remembers less", "-c %llu",
                 (unsigned long long)options.ctx);
     }
-    suggest(plan, plan->regions.total_bytes - usable,
-            "a smaller model, or the same in fewer bits: at least this much must go",
-            "a smaller model file");
+    uint64_t weights = plan->regions.pool_bytes[RF_POOL_WEIGHTS];
+    suggest(plan, RF_MIN(plan->regions.total_bytes - usable, weights),
+            "fewer or smaller weights: at least this much must go", "a smaller model file");
 }
 
 /* ---- largest context --------------------------------------------------------------------- */

@@ -120,11 +120,12 @@ static rf_status take_buffers(rf_model *model, rf_error *err)
                                 extent.unit_bytes, &network->buffers[b], err);
         if (status)
             return status;
-        if (b == RF_B_SCRATCH)
+        uint32_t row = (uint32_t)(rf_plan_find(&plan->regions, id) - plan->regions.rows);
+        if (b == RF_B_PACKED)
+            network->packed_row = row;
+        if (b == RF_B_SCRATCH) {
+            network->scratch_row = row;
             network->scratch_stride = extent.unit_bytes;
-        if (b == RF_B_PACKED) {
-            const rf_plan_row *row = rf_plan_find(&plan->regions, id);
-            network->packed_row = (uint32_t)(row - plan->regions.rows);
         }
     }
     rf_step_input_init(&model->input, network->buffers[RF_B_ITEMS], &plan->shape);

@@ -442,6 +442,15 @@ void rf_model_plan_describe(const rf_model_plan *plan, rf_plan_info *out)
     *out = plan->info;
 }
 
+bool rf_model_plan_op_name(const rf_model_plan *plan, uint32_t op, char *text, size_t capacity)
+{
+    const rf_recipe *recipe = plan->recipe;
+    if (op >= recipe->before_count + recipe->layer_count + recipe->after_count)
+        return false;
+    rf_recipe_op_name(recipe, 1, op, text, capacity);
+    return true;
+}
+
 const char *rf_model_plan_note(const rf_model_plan *plan, uint32_t index)
 {
     return index < plan->info.note_count ? plan->notes[index] : NULL;

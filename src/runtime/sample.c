@@ -2,9 +2,9 @@
  *
  *   repeat penalty ─► top-k ─► top-p ─► min-p ─► temperature ─► one draw
  *
- * Candidates lie in one planned array of the vocabulary's size; the row itself is left as it is. The
- * generator is the sampler's own and seeded, so the same seed gives the same text. With temperature
- * 0 the largest logit wins, the first of equals.
+ * Candidates lie in one planned array of the vocabulary's size; the row itself is left as it is.
+ * The generator is the sampler's own and seeded, so the same seed gives the same text. With
+ * temperature 0 the largest logit wins, the first of equals.
  */
 #include "runtime/runtime.h"
 

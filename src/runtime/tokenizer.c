@@ -206,6 +206,8 @@ rf_status rf_tokenizer_chat(rf_tokenizer *tokenizer, const rf_chat_turn *turns, 
         err = &own;
     chat_job job = {.tokenizer = tokenizer, .is_first = first, .err = err};
     rf_chat_format format = rf_chat_format_of(tokenizer->vocab.gguf);
+    if (!first) /* the end token closed the answer; its turn's line end comes with the next turn */
+        chat_piece(&job, "\n", 1, true);
     for (uint32_t i = 0; i < turn_count; i++) {
         rf_chat_message message = {turns[i].role, turns[i].text};
         rf_status status = rf_chat_render(format, &message, 1, generate && i + 1 == turn_count,
@@ -215,6 +217,8 @@ rf_status rf_tokenizer_chat(rf_tokenizer *tokenizer, const rf_chat_turn *turns, 
         if (job.status)
             return job.status;
     }
+    if (job.status)
+        return job.status;
     *ids = tokenizer->ids;
     *count = job.count;
     return RF_OK;
