@@ -34,7 +34,7 @@ typedef struct rf_vocab {
     bool add_bos, add_eos, add_space_prefix, remove_extra_spaces, escape_spaces;
     uint32_t special_count;
     uint64_t merge_count;
-    uint64_t longest_token; /* bytes of the longest decoded piece */
+    uint64_t longest_token; /* bytes; no piece of a token is longer */
     uint64_t table_bytes[RF_VOCAB_TABLE_COUNT];
     void *tables[RF_VOCAB_TABLE_COUNT]; /* borrowed; NULL before rf_vocab_build */
 } rf_vocab;
