@@ -299,6 +299,7 @@ static void a_wrong_option_is_refused_by_its_name(void **state)
         rf_status status = rf_plan_make(file, &wrong[i], &plan, &err);
         if (status != RF_ERR_USAGE || strcmp(err.where, names[i]) != 0)
             fail_msg("option %zu: %s at \"%s\"", i, rf_status_name(status), err.where);
+        assert_int_equal(rf_plan_make(file, &wrong[i], &plan, NULL), RF_ERR_USAGE);
         assert_null(plan);
     }
     rf_file_close(file);

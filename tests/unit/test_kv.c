@@ -311,6 +311,7 @@ static void what_cannot_be_a_store_is_refused_with_its_name(void **state)
         assert_int_equal(rf_kv_plan(&f.plan, &f.config, &err), cases[i].status);
         assert_string_equal(err.where, cases[i].where);
         assert_int_equal(rf_kv_open(NULL, &f.config, &kv, &err), cases[i].status);
+        assert_int_equal(rf_kv_open(NULL, &f.config, &kv, NULL), cases[i].status);
         assert_null(kv);
         if (strcmp(cases[i].format, "f32") != 0)
             assert_non_null(strstr(err.expected, "f32 f16"));
@@ -567,6 +568,8 @@ static void a_sliding_layer_goes_back_a_chunk_and_no_further(void **state)
         for (uint64_t at = target - 3; expected == RF_OK && at < target; at++)
             assert_holds(&f, 0, 1, at, at + 1, 0, 1);
         assert_int_equal(rf_kv_truncate(f.kv, 0, 0, &err), RF_OK); /* nothing is seen from 0 */
+        append_all(&f, 0, 4, 3);
+        assert_holds(&f, 0, 1, 0, 4, 3, 1);
         close_store(&f);
     }
 }
@@ -601,6 +604,8 @@ static void going_back_twice_goes_no_further_than_going_back_once(void **state)
         assert_int_equal(rf_kv_length(f.kv, 0), between);
         assert_int_equal(run_count_of(&f, 0, 11, 15), 0);
         assert_holds(&f, 0, 0, 12, 15, 0, 1); /* rows 4 to 6 */
+        append_all(&f, 0, 1, 5);              /* does not bring 11 back */
+        assert_int_equal(run_count_of(&f, 0, 11, 15), 0);
         close_store(&f);
     }
 }

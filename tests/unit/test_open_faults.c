@@ -41,6 +41,10 @@ typedef struct refusal { /* plain globals: only the test's own thread opens mode
 
 static refusal now;
 
+/* The thread sanitizer starts by mapping memory, before any code of ours may run: there the system
+ * stays as it is, and main skips. */
+#ifndef __SANITIZE_THREAD__
+
 static bool refuse(int call)
 {
     if (!now.counting)
@@ -122,6 +126,8 @@ int pthread_join(pthread_t thread, void **result)
     now.threads -= now.counting;
     return next(thread, result);
 }
+
+#endif
 
 /* ---- opening ----------------------------------------------------------------------------- */
 
@@ -308,5 +314,10 @@ int main(void)
         cmocka_unit_test(every_acquisition_of_the_smaller_nouns_may_be_refused),
         cmocka_unit_test(a_leak_would_be_counted),
     };
+#ifdef __SANITIZE_THREAD__
+    (void)tests;
+    return 77;
+#else
     return cmocka_run_group_tests(tests, NULL, NULL);
+#endif
 }

@@ -274,6 +274,9 @@ static void buffers_that_cross_the_layers_are_kept_in_any_recipe(void **state)
         char complaint[256];
         fill_sample(&s, seed);
         plan_sample(&s, &recipe);
+        /* Written by every layer, perhaps in parts: its place is its own from the first on. */
+        assert_int_equal(rf_plan_find(&s.plan, "forward.head_in")->first_op, 2);
+        assert_int_equal(rf_plan_find(&s.plan, "forward.up")->last_op, 6);
         if (!play_recipe(&s, &recipe, 3, RF_B_LOGITS, complaint, sizeof complaint))
             fail_msg("seed %llu: %s", (unsigned long long)seed, complaint);
     }

@@ -52,7 +52,7 @@ static uint32_t pick(rf_sampler *sampler, const float *logits, uint32_t count)
     rf_kernels kernels;
     rf_error err = {0};
     uint32_t token = UINT32_MAX;
-    rf_kernels_pick(&kernels, RF_CPU_ALL);
+    rf_kernels_pick(&kernels, count % 2 ? RF_CPU_ALL : RF_CPU_SCALAR);
     memcpy(before, logits, count * sizeof *before);
     rf_status status = rf_sampler_pick(sampler, &kernels, logits, candidates, count, &token, &err);
     if (status != RF_OK)
