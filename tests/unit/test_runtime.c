@@ -11,9 +11,10 @@
 
 #include "runtime/runtime.h"
 
-#include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define MODEL_PATH RF_TEST_SOURCE_DIR "/models/stories260k.gguf"
 #define VOCAB      512u
@@ -116,7 +117,8 @@ static void what_was_planned_is_taken_and_given_back(void **state)
         uint64_t kv_bytes;
     } cases[] = {{"f16", 327680}, {"f32", 655360}};
     for (size_t c = 0; c < RF_ARRAY_COUNT(cases); c++) {
-        rf_options options = options_of(512, 64, 1, 2);
+        /* A check reads the workers' stacks, so with a pattern there are none. */
+        rf_options options = options_of(512, 64, 1, c == 1 ? 1 : 3);
         options.kv_k = options.kv_v = cases[c].format;
         options.pattern = c == 1;
         session s = open_session(&options);
@@ -190,6 +192,7 @@ static void a_model_that_does_not_fit_or_has_no_data_is_not_opened(void **state)
     must(rf_file_open(MODEL_PATH, &file, &err), &err);
     must(rf_plan_make(file, &options, &plan, &err), &err);
     assert_int_equal(rf_model_open(plan, NULL, NULL, &model, &err), RF_ERR_NO_FIT);
+    assert_int_equal(rf_model_open(plan, NULL, NULL, &model, NULL), RF_ERR_NO_FIT);
     assert_null(model);
     rf_model_plan_close(plan);
     rf_file_info info;
@@ -301,6 +304,7 @@ static void a_wrong_step_is_refused_and_the_slots_are_as_they_were(void **state)
     for (size_t i = 0; i < RF_ARRAY_COUNT(cases); i++) {
         memset(&err, 0, sizeof err);
         rf_status status = rf_step(s.model, cases[i].items, cases[i].count, &err);
+        assert_int_equal(rf_step(s.model, cases[i].items, cases[i].count, NULL), RF_ERR_USAGE);
         bool is_descending = i == 9;
         if (status != RF_ERR_USAGE || (!is_descending && strcmp(err.where, cases[i].where) != 0))
             fail_msg("case %zu: %s at \"%s\"", i, rf_status_name(status), err.where);
@@ -539,6 +543,112 @@ static void a_prefill_that_does_not_fit_keeps_what_it_committed(void **state)
     close_session(&s, NULL);
 }
 
+/* ---- faults in the middle ---------------------------------------------------------------- */
+
+/* The story model in memory, with NaN for the embedding of one token. */
+static uint8_t *poisoned_model(uint32_t token, uint64_t *bytes)
+{
+    rf_file *file = NULL;
+    rf_file_info info;
+    rf_tensor_info tensor;
+    rf_error err = {0};
+    must(rf_file_open(MODEL_PATH, &file, &err), &err);
+    rf_file_describe(file, &info);
+    uint8_t *copy = aligned_alloc(64, (info.bytes + 63) & ~63ull);
+    assert_non_null(copy);
+    memcpy(copy, info.data, info.bytes);
+    uint32_t index = 0;
+    do
+        assert_true(rf_file_tensor(file, index++, &tensor));
+    while (strcmp(tensor.id, "model.embed_tokens.weight") != 0);
+    assert_string_equal(tensor.format, "f32");
+    const float nan = __builtin_nanf("");
+    memcpy(copy + tensor.offset + (token * tensor.shape[0] + 3) * sizeof nan, &nan, sizeof nan);
+    *bytes = info.bytes;
+    rf_file_close(file);
+    return copy;
+}
+
+static void a_value_that_is_not_finite_leaves_every_slot_as_it_was(void **state)
+{
+    (void)state;
+    uint64_t bytes = 0;
+    uint8_t *copy = poisoned_model(2, &bytes); /* token_at never gives 2 */
+    session s = {0};
+    rf_error err = {0};
+    rf_options options = options_of(LENGTH, 16, 2, 2);
+    must(rf_file_open_memory("poisoned", copy, bytes, &s.file, &err), &err);
+    must(rf_plan_make(s.file, &options, &s.plan, &err), &err);
+    must(rf_model_open(s.plan, NULL, NULL, &s.model, &err), &err);
+    float *expected = feed_alone(1, "f16"), *got = new_logits(LENGTH);
+    feed(&s, 0, 1, 0, 20, 16, got);
+    /* Slot 0 is appended to before slot 1 is found out. */
+    rf_step_item items[] = {{0, 5, 20, true}, {1, 1, 0, false}, {1, 2, 1, true}};
+    assert_int_equal(rf_step(s.model, items, 3, &err), RF_ERR_RUNTIME);
+    assert_string_equal(err.where, "kv.layers[0].k");
+    assert_int_equal(rf_slot_length(s.model, 0), 20);
+    assert_int_equal(rf_slot_length(s.model, 1), 0);
+    assert_null(rf_logits(s.model, 0));
+    feed(&s, 0, 1, 20, LENGTH, 16, got);
+    assert_same_logits(got, expected, 0, LENGTH, "after a fault");
+    feed(&s, 1, 1, 0, LENGTH, 16, got);
+    assert_same_logits(got, expected, 0, LENGTH, "the other slot");
+    free(expected);
+    free(got);
+    close_session(&s, NULL);
+    free(copy);
+}
+
+typedef struct canceller {
+    rf_model *model;
+    atomic_bool stop;
+} canceller;
+
+static void *cancel_now_and_then(void *context)
+{
+    canceller *c = context;
+    while (!atomic_load(&c->stop)) {
+        struct timespec pause = {0, 300000};
+        nanosleep(&pause, NULL);
+        rf_model_cancel(c->model);
+    }
+    return NULL;
+}
+
+static void a_cancel_from_another_thread_leaves_the_slot_fit_to_go_on(void **state)
+{
+    (void)state;
+    rf_options options = options_of(LENGTH, 32, 1, 2);
+    session s = open_session(&options);
+    float *expected = feed_alone(1, "f16"), *got = new_logits(1);
+    uint32_t tokens[LENGTH], interrupted = 0;
+    rf_error err = {0};
+    for (uint32_t i = 0; i < LENGTH; i++)
+        tokens[i] = token_at(1, i);
+    canceller c = {.model = s.model};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, cancel_now_and_then, &c), 0);
+    for (int round = 0; round < 2000 && interrupted < 100; round++) {
+        uint64_t at = rf_slot_length(s.model, 0);
+        if (at == LENGTH) {
+            memcpy(got, rf_logits(s.model, 0), VOCAB * sizeof *got);
+            assert_same_logits(got, expected + (LENGTH - 1) * VOCAB, 0, 1, "between cancels");
+            must(rf_slot_truncate(s.model, 0, 0, &err), &err);
+            at = 0;
+        }
+        rf_status status = rf_prefill(s.model, 0, tokens + at, LENGTH - at, true, NULL, NULL, &err);
+        assert_true(status == RF_OK || status == RF_ERR_INTERRUPTED);
+        assert_true(rf_slot_length(s.model, 0) % 32 == 0 && rf_slot_length(s.model, 0) >= at);
+        interrupted += status == RF_ERR_INTERRUPTED;
+    }
+    atomic_store(&c.stop, true);
+    pthread_join(thread, NULL);
+    assert_true(interrupted > 0);
+    free(expected);
+    free(got);
+    close_session(&s, NULL);
+}
+
 /* ---- small things ------------------------------------------------------------------------ */
 
 static void the_bytes_of_a_step_are_its_weights_and_its_depth(void **state)
@@ -582,6 +692,8 @@ int main(void)
         cmocka_unit_test(a_prefill_that_is_cancelled_can_go_on_to_the_same_bits),
         cmocka_unit_test(a_cancel_before_a_step_ends_that_step_and_no_other),
         cmocka_unit_test(a_prefill_that_does_not_fit_keeps_what_it_committed),
+        cmocka_unit_test(a_value_that_is_not_finite_leaves_every_slot_as_it_was),
+        cmocka_unit_test(a_cancel_from_another_thread_leaves_the_slot_fit_to_go_on),
         cmocka_unit_test(the_bytes_of_a_step_are_its_weights_and_its_depth),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
