@@ -197,8 +197,10 @@ static rf_status read_ids(const rf_gguf *gguf, rf_vocab *vocab, rf_error *err)
         const rf_gguf_key *key = rf_gguf_find(gguf, row->name);
         uint64_t value = RF_TOKEN_NONE;
         int64_t negative;
+        if (key && key->type == RF_GGUF_ARRAY)
+            return wrong_type(key, row->name, "uint32", err);
         if (key && !rf_gguf_u64(key, 0, &value)) {
-            if (key->type == RF_GGUF_ARRAY || !rf_gguf_i64(key, 0, &negative))
+            if (!rf_gguf_i64(key, 0, &negative))
                 return wrong_type(key, row->name, "uint32", err);
             value = negative == -1 ? RF_TOKEN_NONE : UINT64_MAX;
         }

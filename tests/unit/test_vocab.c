@@ -189,6 +189,7 @@ enum fault {
     BOS_BEYOND,
     EOT_BEYOND,
     BOS_TEXT,
+    BOS_ARRAY,
     ADD_BOS_TEXT
 };
 
@@ -221,6 +222,7 @@ static const malformed_case malformed_cases[] = {
     {BOS_BEYOND, RF_ERR_BAD_MODEL, K "bos_token_id"},
     {EOT_BEYOND, RF_ERR_BAD_MODEL, K "eot_token_id"},
     {BOS_TEXT, RF_ERR_BAD_MODEL, K "bos_token_id"},
+    {BOS_ARRAY, RF_ERR_BAD_MODEL, K "bos_token_id"},
     {ADD_BOS_TEXT, RF_ERR_BAD_MODEL, K "add_bos_token"},
 };
 
@@ -262,6 +264,8 @@ static tiny_gguf malformed_file(enum fault fault)
                                                                               : " ab"});
     if (fault == BOS_BEYOND || fault == EOT_BEYOND)
         tiny_key_u32(&file, fault == BOS_BEYOND ? K "bos_token_id" : K "eot_token_id", 3);
+    if (fault == BOS_ARRAY)
+        tiny_key_array(&file, K "bos_token_id", RF_GGUF_U32, 1, types, 4);
     if (fault == BOS_TEXT)
         tiny_key_text(&file, K "bos_token_id", "1");
     if (fault == ADD_BOS_TEXT)
