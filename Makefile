@@ -12,6 +12,14 @@ ifneq ($(shell command -v ninja 2>/dev/null),)
 export CMAKE_GENERATOR ?= Ninja
 endif
 
+# A terminal sees each step; a log gets one line, and the steps only when one of them fails.
+define compile
+if [ -t 1 ]; then cmake --build build --target $(1) -j $(JOBS); else \
+	echo "compiling $(BIN) (steps in build/compile.log)"; \
+	cmake --build build --target $(1) -j $(JOBS) > build/compile.log 2>&1 || \
+	{ cat build/compile.log; exit 1; }; fi
+endef
+
 help:
 	@echo "ringfence: language models in planned memory"
 	@echo
@@ -31,7 +39,7 @@ build:
 	@tools/bootstrap --build
 	@cmake --preset release > build.log 2>&1 || { cat build.log; rm -f build.log; exit 1; }
 	@rm -f build.log
-	@cmake --build build --target commands -j $(JOBS)
+	@$(call compile,commands)
 
 run: build
 	@printf '\n== the plan, from the header alone: ringfence plan\n'
@@ -62,7 +70,7 @@ check:
 	@python3 tools/check-all --jobs $(JOBS) $(if $(SUITES),--suites $(SUITES))
 
 install: build
-	@cmake --build build --target ringfence_shared ringfence ringfence-cli -j $(JOBS) > /dev/null
+	@$(call compile,ringfence_shared ringfence ringfence-cli)
 	@cmake --install build --prefix $(PREFIX)
 
 clean:

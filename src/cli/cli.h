@@ -120,6 +120,8 @@ bool cli_json(void);
  * nothing; main reports it and exits with 6. */
 void out_bytes(const char *bytes, size_t count);
 void out_print(const char *format, ...) RF_PRINTF(1, 2);
+/* A line of a table: without the blanks at its end, with a newline. */
+void out_row(const char *format, ...) RF_PRINTF(1, 2);
 void out_flush(void);
 bool out_failed(void);
 rf_status out_status(rf_error *err); /* RF_OK, or RF_ERR_IO that names stdout */
@@ -133,7 +135,8 @@ void json_end(rf_writer *writer);
 /* UINT64_MAX stands for "unknown" and becomes null. */
 void json_u64_or_null(rf_writer *writer, const char *key, uint64_t value);
 
-/* One line on stderr, silenced by -q: "ringfence: ...". */
+/* One line on stderr, silenced by -q: "ringfence: ...". Where stdout and stderr end up in one place
+ * and the text on stdout stopped in the middle of a line, this and cli_report begin a new one. */
 void cli_note(const char *format, ...) RF_PRINTF(1, 2);
 /* The error line, and with --json the error object. */
 void cli_report(const rf_error *err);
@@ -201,12 +204,25 @@ typedef struct cli_model { /* what is open so far; closed in reverse order by cl
     rf_model *model;
     rf_tokenizer *tokenizer;
     rf_tokenizer_info vocabulary;
+    bool notes_said;
 } cli_model;
 
 rf_status cli_file_open(const cli_args *args, cli_model *model, rf_error *err);
+/* The longest text is CLI_TEXT_BYTES; a command with a longer one says so, so that `plan` without
+ * a text has the figures of a run with an ordinary one. */
+#define CLI_TEXT_BYTES 4096u
 void cli_options_for(const cli_args *args, rf_options *options);
 rf_status cli_plan_open(cli_model *model, const rf_options *options, rf_error *err);
-/* Opens the model of a plan that is there, with progress; prints the plan's notes. */
+void cli_plan_notes(const cli_model *model); /* on stderr */
+/* "ctx 128, 1 slot, chunk 128, 1 thread" */
+typedef struct cli_options_text {
+    char text[128];
+} cli_options_text;
+cli_options_text cli_plan_options(const rf_plan_info *info);
+/* The same as the object "options". */
+void json_plan_options(rf_writer *writer, const rf_plan_info *info);
+/* Opens the model of a plan that is there, with progress; prints the plan's notes unless
+ * notes_said. */
 rf_status cli_model_open(cli_model *model, rf_error *err);
 /* RF_ERR_BAD_MODEL for a file without a vocabulary. */
 rf_status cli_need_tokenizer(const cli_model *model, rf_error *err);
@@ -250,6 +266,9 @@ const char *cli_stop_name(cli_stop stop);
 /* "planned 1.9 MiB = taken 1.9 MiB (...)" on stderr. */
 void cli_memory_summary(const cli_model *model);
 double cli_rate(uint64_t count, uint64_t elapsed_ns);
+/* "prompt: 5 tokens, 0.1 ms; generation: 512 tokens, 84.1 t/s" on stderr: a rate only where there
+ * is enough of it to mean something. */
+void cli_speed_summary(uint64_t prompt_count, uint64_t prompt_ns, const cli_generation *generation);
 
 /* ---- perplexity -------------------------------------------------------------------------- */
 

@@ -34,6 +34,7 @@ typedef struct bench_job {
     double *rates;    /* [repetitions] */
     double bandwidth; /* bytes/s */
     bool json, csv;
+    bool cached; /* a run was faster than memory can be read */
 } bench_job;
 
 /* ---- bandwidth --------------------------------------------------------------------------- */
@@ -317,6 +318,7 @@ static rf_status run_tests(bench_job *job, rf_error *err)
             rf_status status = run_case(job, &test, &result, err);
             if (status)
                 return status;
+            job->cached = job->cached || (generate && result.share > 1.0);
             print_case(job, &test, &result);
             if (out_failed())
                 return out_status(err);
@@ -385,6 +387,8 @@ rf_status cmd_bench(const cli_args *given, rf_error *err)
         status = prepare(&job, err);
     if (!status)
         status = run_tests(&job, err);
+    if (!status && job.cached)
+        cli_note("note: more than 100 %% of the bandwidth of memory: the weights lie in a cache");
     if (!status && args.kl)
         status = run_kl(&job, err);
     kld_close(&job.base, NULL);

@@ -82,10 +82,7 @@ static rf_status answer_tokens(chat_state *chat, const uint32_t *ids, uint64_t c
         cli_note("the context of %llu tokens is full: the answer was cut off (a larger -c makes "
                  "room, /clear starts anew)",
                  (unsigned long long)model->info.ctx);
-    cli_note("prompt: %llu tokens, %.1f t/s; generation: %llu tokens, %.1f t/s",
-             (unsigned long long)count, cli_rate(count, prompt_ns),
-             (unsigned long long)generation.tokens,
-             cli_rate(generation.tokens, generation.elapsed_ns));
+    cli_speed_summary(count, prompt_ns, &generation);
     return out_status(err);
 }
 

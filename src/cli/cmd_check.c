@@ -1,6 +1,6 @@
 /* cli/cmd_check.c: `check`: the plan against what really happened.
  *
- *   before ──► file, plan, open ──► prompt, first step ──► decode, watched ──► rows ──► close
+ *   before ──► file, plan, open ──► prompt ──► decode, both watched ──► rows ──► close
  *
  * Four witnesses: the plan's rows, the ledger of the library, the operating system (resident
  * pages, faults, anonymous bytes of the process) and our own malloc, which counts calls from
@@ -27,6 +27,12 @@ typedef struct check_scope {
     uint64_t resident;       /* with the pages of the file */
 } check_scope;
 
+typedef struct check_counts { /* what a part of the run asked for, or all until a moment */
+    uint64_t allocations;
+    uint64_t data_bytes; /* that the process's data grew by */
+    uint64_t adapters;
+} check_counts;
+
 typedef struct check_job {
     const cli_args *args;
     cli_model model;
@@ -41,13 +47,15 @@ typedef struct check_job {
     rf_check_row *rows;     /* [row_capacity] */
     uint32_t row_capacity;
     uint32_t row_count; /* 0 until they are read */
-    uint64_t ctx;
+    rf_plan_info info;  /* of that plan */
+    bool sized;         /* the context was chosen to hold the run */
     rf_error findings[FINDINGS_MAX];
     uint32_t finding_count;
     check_scope scopes[RF_SCOPE_COUNT];
-    uint64_t before, opened, decoded, closed;       /* anonymous bytes of the process */
-    uint64_t tokens_done, allocations, data_growth; /* decode */
-    uint64_t minor, major, file_faults, adapters;
+    uint64_t before, opened, decoded, closed; /* anonymous bytes of the process */
+    check_counts prompt, decode;
+    uint64_t tokens_done;               /* of decode */
+    uint64_t minor, major, file_faults; /* decode */
     bool stopped_by_ring;
 } check_job;
 
@@ -137,11 +145,14 @@ static rf_status choose_options(check_job *job, rf_error *err)
     job->options.pattern = true;
     job->options.text_bytes = RF_MAX(job->options.text_bytes, job->text.size);
     rf_status status = cli_plan_open(&job->model, &job->options, err);
-    uint64_t needed = job->count + 1 + job->wanted;
+    uint64_t needed = RF_MAX(job->count, 1) + job->wanted; /* an empty prompt becomes BOS */
+    if (!status)
+        cli_plan_notes(&job->model);
     bool enough = cli_has(job->args, CLI_GIVEN_CTX) || job->wanted == UINT32_MAX;
     if (status || enough || job->model.info.ctx >= needed)
         return status;
     job->options.ctx = needed;
+    job->sized = true;
     rf_model_plan_close(job->model.plan);
     job->model.plan = NULL;
     return cli_plan_open(&job->model, &job->options, err);
@@ -193,7 +204,7 @@ static rf_status keep_plan(check_job *job, rf_error *err)
     job->plan = *plan;
     job->plan.rows = job->plan_rows;
     memcpy(job->plan_rows, plan->rows, plan->row_count * sizeof *plan->rows);
-    job->ctx = job->model.info.ctx;
+    job->info = job->model.info;
     return RF_OK;
 }
 
@@ -239,45 +250,61 @@ static rf_status decode_one(check_job *job, rf_text_stream *stream, rf_error *er
     return status;
 }
 
-/* Prompt and decode. Allocations count from the first step on, faults from the second token. */
-static rf_status run_watched(check_job *job, rf_error *err)
+static check_counts counts_now(const check_job *job)
 {
-    rf_model *model = job->model.model;
+    return (check_counts){alloc_count(), alloc_data_bytes(),
+                          rf_model_trace(job->model.model)->adapter_count};
+}
+
+static check_counts counts_between(const check_counts *first, const check_counts *last)
+{
+    return (check_counts){
+        last->allocations - first->allocations,
+        last->data_bytes > first->data_bytes ? last->data_bytes - first->data_bytes : 0,
+        last->adapters - first->adapters};
+}
+
+static rf_status read_prompt(check_job *job, rf_error *err)
+{
+    check_counts first = counts_now(job);
     rf_sampling sampling;
     rf_sampling_init(&sampling);
     sampling.temperature = 0.0f;
+    rf_status status = rf_sampler_start(job->model.model, 0, &sampling, err);
+    if (!status)
+        status = rf_prefill(job->model.model, 0, job->tokens, job->count, true, cli_progress_step,
+                            &(cli_progress){"prompt", UINT64_MAX / 2, UINT64_MAX / 2}, err);
+    check_counts last = counts_now(job);
+    job->prompt = counts_between(&first, &last);
+    return status;
+}
+
+/* All that is counted here is counted over every token of the decode and nothing else. */
+static rf_status decode_watched(check_job *job, rf_error *err)
+{
+    rf_model *model = job->model.model;
     rf_text_stream stream;
     rf_text_stream_start(&stream, job->model.tokenizer, false);
-    uint64_t calls = alloc_count(), data = alloc_data_bytes();
-    uint64_t adapters = rf_model_trace(model)->adapter_count;
-    rf_status status = rf_sampler_start(model, 0, &sampling, err);
-    if (!status)
-        status = rf_prefill(model, 0, job->tokens, job->count, true, cli_progress_step,
-                            &(cli_progress){"prompt", UINT64_MAX / 2, UINT64_MAX / 2}, err);
-    rf_faults first = rf_os_faults();
-    uint64_t file_bytes = rf_model_file_resident(model);
+    rf_status status = RF_OK;
+    uint64_t file_before = rf_model_file_resident(model);
+    check_counts first = counts_now(job);
+    rf_faults faults_before = rf_os_faults();
     for (uint64_t i = 0; i < job->wanted && !status; i++) {
         if (rf_slot_length(model, 0) >= job->model.info.ctx) {
             job->stopped_by_ring = true;
             break;
         }
         status = decode_one(job, &stream, err);
-        if (i == 0) { /* the first step may bring pages in, the others may not */
-            file_bytes = rf_model_file_resident(model);
-            first = rf_os_faults();
-        }
     }
-    rf_faults last = rf_os_faults();
+    rf_faults faults = rf_os_faults();
+    check_counts last = counts_now(job);
     uint64_t file_now = rf_model_file_resident(model);
-    job->allocations = alloc_count() - calls;
-    uint64_t data_now = alloc_data_bytes();
-    job->data_growth = data_now > data ? data_now - data : 0;
-    job->adapters = rf_model_trace(model)->adapter_count - adapters;
-    if (file_now != UINT64_MAX && file_now > file_bytes)
-        job->file_faults = (file_now - file_bytes) / rf_os_page_bytes();
-    job->minor = last.minor - first.minor;
+    job->decode = counts_between(&first, &last);
+    if (file_now != UINT64_MAX && file_now > file_before)
+        job->file_faults = (file_now - file_before) / rf_os_page_bytes();
+    job->minor = faults.minor - faults_before.minor;
     job->minor -= RF_MIN(job->minor, job->file_faults);
-    job->major = last.major - first.major;
+    job->major = faults.major - faults_before.major;
     return status;
 }
 
@@ -348,18 +375,24 @@ static void judge_rows(check_job *job)
     }
 }
 
+static void judge_counts(check_job *job, const char *where, const check_counts *counts)
+{
+    if (counts->allocations)
+        find(job, where, "allocations after open", 0, counts->allocations);
+    if (counts->data_bytes && !cli_sanitized())
+        find(job, where, "the process's data grew by mmap or brk", 0, counts->data_bytes);
+}
+
 static void judge_decode(check_job *job)
 {
-    if (job->allocations)
-        find(job, "decode", "allocations after open", 0, job->allocations);
-    if (job->data_growth && !cli_sanitized())
-        find(job, "decode", "the process's data grew by mmap or brk", 0, job->data_growth);
+    judge_counts(job, "prompt", &job->prompt);
+    judge_counts(job, "decode", &job->decode);
     if (cli_sanitized())
         return;
     if (job->minor)
-        find(job, "decode", "page faults after the first step", 0, job->minor);
+        find(job, "decode", "page faults while decoding", 0, job->minor);
     if (job->major)
-        find(job, "decode", "page faults from disk after the first step", 0, job->major);
+        find(job, "decode", "page faults from disk while decoding", 0, job->major);
 }
 
 static void judge_process(check_job *job)
@@ -421,12 +454,20 @@ static void json_scopes(rf_writer *writer, const check_job *job)
     rf_json_close(writer, '}');
 }
 
+static void json_counts(rf_writer *writer, const check_counts *counts)
+{
+    rf_json_u64(writer, "allocations", counts->allocations);
+    rf_json_u64(writer, "data_growth_bytes", counts->data_bytes);
+    rf_json_u64(writer, "adapters", counts->adapters);
+}
+
 static void print_json(const check_job *job)
 {
     rf_writer *writer = json_begin();
     rf_json_open(writer, NULL, '{');
     rf_json_u64(writer, "schema", 1);
     rf_json_text(writer, "verdict", job->finding_count ? "drift" : "ok");
+    json_plan_options(writer, &job->info);
     json_rows(writer, job);
     json_scopes(writer, job);
     rf_json_open(writer, "process", '{');
@@ -435,14 +476,16 @@ static void print_json(const check_job *job)
     rf_json_u64(writer, "after_decode_bytes", job->decoded);
     rf_json_u64(writer, "closed_bytes", job->closed);
     rf_json_close(writer, '}');
+    rf_json_open(writer, "prompt", '{');
+    rf_json_u64(writer, "tokens", job->count);
+    json_counts(writer, &job->prompt);
+    rf_json_close(writer, '}');
     rf_json_open(writer, "decode", '{');
     rf_json_u64(writer, "tokens", job->tokens_done);
-    rf_json_u64(writer, "allocations", job->allocations);
-    rf_json_u64(writer, "data_growth_bytes", job->data_growth);
+    json_counts(writer, &job->decode);
     rf_json_u64(writer, "minor_faults", job->minor);
     rf_json_u64(writer, "major_faults", job->major);
     rf_json_u64(writer, "file_faults", job->file_faults);
-    rf_json_u64(writer, "adapters", job->adapters);
     rf_json_close(writer, '}');
     rf_json_open(writer, "findings", '[');
     for (uint32_t i = 0; i < job->finding_count; i++) {
@@ -510,6 +553,11 @@ static void print_rows(const check_job *job)
 
 static void print_text(const check_job *job)
 {
+    out_print("options  %s", cli_plan_options(&job->info).text);
+    if (job->sized)
+        out_print(" (ctx is the prompt and -n: %llu + %llu)", (unsigned long long)job->count,
+                  (unsigned long long)job->wanted);
+    out_print("\n\n");
     print_rows(job);
     out_print("\n");
     for (uint32_t kind = 0; kind < RF_SCOPE_AMBIENT; kind++) {
@@ -526,12 +574,15 @@ static void print_text(const check_job *job)
               "closed %+lld\n",
               (unsigned long long)planned, grown, (long long)job->decoded - (long long)job->before,
               left);
+    out_print("prompt         %llu tokens: %llu allocations, %llu adapters\n",
+              (unsigned long long)job->count, (unsigned long long)job->prompt.allocations,
+              (unsigned long long)job->prompt.adapters);
     out_print(
-        "decode         %llu tokens: %llu allocations, %llu + %llu page faults (minor, major), "
-        "%llu of the file, %llu adapters\n",
-        (unsigned long long)job->tokens_done, (unsigned long long)job->allocations,
-        (unsigned long long)job->minor, (unsigned long long)job->major,
-        (unsigned long long)job->file_faults, (unsigned long long)job->adapters);
+        "decode         %llu tokens: %llu allocations, %llu adapters, %llu + %llu page faults "
+        "(minor, major), %llu of the file\n",
+        (unsigned long long)job->tokens_done, (unsigned long long)job->decode.allocations,
+        (unsigned long long)job->decode.adapters, (unsigned long long)job->minor,
+        (unsigned long long)job->major, (unsigned long long)job->file_faults);
     for (uint32_t i = 0; i < job->finding_count; i++) {
         const rf_error *finding = &job->findings[i];
         out_print("finding        %s: %s (expected %s, got %s)\n", finding->where, finding->what,
@@ -551,7 +602,7 @@ static void say_limits(const check_job *job)
         cli_note("this build cannot count allocations: only growth of the process's data is");
     if (job->stopped_by_ring)
         cli_note("the context of %llu tokens is full: stopped after %llu of %llu tokens",
-                 (unsigned long long)job->ctx, (unsigned long long)job->tokens_done,
+                 (unsigned long long)job->info.ctx, (unsigned long long)job->tokens_done,
                  (unsigned long long)job->wanted);
 }
 
@@ -563,6 +614,7 @@ static rf_status open_measured(check_job *job, bool *drift, rf_error *err)
         status = cli_plan_open(&job->model, &job->options, err);
     if (!status)
         status = keep_plan(job, err);
+    job->model.notes_said = true;
     if (!status)
         status = cli_model_open(&job->model, err);
     *drift = status == RF_ERR_DRIFT;
@@ -590,7 +642,9 @@ static rf_status measure(check_job *job, rf_error *err)
     }
     status = encode_prompt(job, err);
     if (!status)
-        status = run_watched(job, err);
+        status = read_prompt(job, err);
+    if (!status)
+        status = decode_watched(job, err);
     if (status)
         return status;
     job->decoded = rf_os_anonymous();

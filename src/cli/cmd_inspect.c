@@ -227,13 +227,13 @@ rf_status cmd_kernels(const cli_args *args, rf_error *err)
         rf_json_text(writer, "cpu", rf_cpu_mask_name(args->cpu_mask));
         rf_json_open(writer, "kernels", '[');
     } else {
-        out_print("cpu      %s\n\n%-10s %-8s %-8s %-8s %-24s\n", rf_cpu_mask_name(args->cpu_mask),
-                  "job", "format", "act", "cpu", "file");
+        out_print("cpu      %s\n\n", rf_cpu_mask_name(args->cpu_mask));
+        out_row("%-10s %-8s %-8s %-8s %s", "job", "format", "act", "cpu", "file");
     }
     for (uint32_t i = 0; rf_kernel_list(args->cpu_mask, i, &kernel); i++) {
         if (!args->json) {
-            out_print("%-10s %-8s %-8s %-8s %-24s%s\n", kernel.job, kernel.format, kernel.act,
-                      kernel.cpu, kernel.file, kernel.chosen ? "  chosen" : "");
+            out_row("%-10s %-8s %-8s %-8s %-24s%s", kernel.job, kernel.format, kernel.act,
+                    kernel.cpu, kernel.file, kernel.chosen ? "  chosen" : "");
             continue;
         }
         rf_json_open(writer, NULL, '{');

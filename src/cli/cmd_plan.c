@@ -10,15 +10,13 @@ static void print_model(const cli_model *model)
     out_print("         %s%s%s%s, %u layers, trained for %llu tokens, file %s\n",
               info->architecture, info->name[0] ? ", " : "", info->name, "", info->layers,
               (unsigned long long)info->train_ctx, cli_size(model->file_info.bytes).text);
-    out_print("options  ctx %llu, %u slot%s, chunk %u, %u thread%s\n\n",
-              (unsigned long long)info->ctx, info->slots, info->slots == 1 ? "" : "s", info->chunk,
-              info->threads, info->threads == 1 ? "" : "s");
+    out_print("options  %s\n\n", cli_plan_options(info).text);
 }
 
 static void print_line(const char *name, const char *regions, uint64_t bytes, const char *where)
 {
-    out_print("%-10s %8s %16llu %12s  %s\n", name, regions, (unsigned long long)bytes,
-              cli_size(bytes).text, where);
+    out_row("%-10s %8s %16llu %12s  %s", name, regions, (unsigned long long)bytes,
+            cli_size(bytes).text, where);
 }
 
 static void print_pools(const rf_plan *plan)
@@ -31,7 +29,7 @@ static void print_pools(const rf_plan *plan)
         [RF_POOL_WORKERS] = "stacks of the threads",
         [RF_POOL_OTHER] = "trace, text, padding, libc",
     };
-    out_print("%-10s %8s %16s %12s\n", "pool", "regions", "bytes", "");
+    out_row("%-10s %8s %16s", "pool", "regions", "bytes");
     for (uint32_t pool = 0; pool < RF_POOL_COUNT; pool++) {
         uint32_t count = 0;
         for (uint32_t i = 0; i < plan->row_count; i++)
@@ -65,8 +63,8 @@ static void print_verdict(const cli_model *model)
 
 static void print_rows(const rf_plan *plan, const char *glob)
 {
-    out_print("%-44s %-7s %-4s %-6s %14s %12s %s\n", "region", "scope", "in", "format", "bytes",
-              "offset", "ops");
+    out_row("%-44s %-7s %-4s %-6s %14s %12s %s", "region", "scope", "in", "format", "bytes",
+            "offset", "ops");
     for (uint32_t i = 0; i < plan->row_count; i++) {
         const rf_plan_row *row = &plan->rows[i];
         if (!cli_glob(glob, row->id))
@@ -74,9 +72,9 @@ static void print_rows(const rf_plan *plan, const char *glob)
         char ops[32] = "";
         if (row->first_op >= 0)
             snprintf(ops, sizeof ops, "%d-%d", row->first_op, row->last_op);
-        out_print("%-44s %-7s %-4s %-6s %14llu %12llu %s\n", row->id,
-                  rf_scope_kind_name(row->scope), rf_domain_name(row->domain), row->format,
-                  (unsigned long long)row->bytes, (unsigned long long)row->offset, ops);
+        out_row("%-44s %-7s %-4s %-6s %14llu %12llu %s", row->id, rf_scope_kind_name(row->scope),
+                rf_domain_name(row->domain), row->format, (unsigned long long)row->bytes,
+                (unsigned long long)row->offset, ops);
     }
 }
 
@@ -111,12 +109,19 @@ static void json_head(rf_writer *writer, const cli_model *model)
     rf_json_u64(writer, "train_ctx", info->train_ctx);
     rf_json_bool(writer, "data_missing", info->data_missing);
     rf_json_close(writer, '}');
-    rf_json_open(writer, "options", '{');
-    rf_json_u64(writer, "ctx", info->ctx);
-    rf_json_u64(writer, "slots", info->slots);
-    rf_json_u64(writer, "chunk", info->chunk);
-    rf_json_u64(writer, "threads", info->threads);
-    rf_json_close(writer, '}');
+    json_plan_options(writer, info);
+}
+
+/* Names of the ops that first_op and last_op number. */
+static void json_ops(rf_writer *writer, const cli_model *model)
+{
+    char name[128];
+    rf_json_open(writer, "ops", '[');
+    for (uint32_t op = 0; rf_model_plan_op_name(model->plan, op, name, sizeof name); op++) {
+        rf_json_text(writer, NULL, name);
+        json_step(writer);
+    }
+    rf_json_close(writer, ']');
 }
 
 static void json_totals(rf_writer *writer, const rf_plan *plan)
@@ -177,6 +182,7 @@ static void print_json(const cli_args *args, const cli_model *model)
             json_row(writer, &plan->rows[i]);
     }
     rf_json_close(writer, ']');
+    json_ops(writer, model);
     json_totals(writer, plan);
     json_tail(writer, model);
     rf_json_close(writer, '}');

@@ -88,10 +88,7 @@ static void print_summary(const run_job *job)
         cli_note("the context of %llu tokens is full: stopped after %llu generated tokens (a "
                  "larger -c makes room)",
                  (unsigned long long)job->model.info.ctx, (unsigned long long)generation->tokens);
-    cli_note("prompt: %llu tokens, %.1f t/s; generation: %llu tokens, %.1f t/s",
-             (unsigned long long)job->count, cli_rate(job->count, job->prompt_ns),
-             (unsigned long long)generation->tokens,
-             cli_rate(generation->tokens, generation->elapsed_ns));
+    cli_speed_summary(job->count, job->prompt_ns, generation);
     cli_memory_summary(&job->model);
 }
 

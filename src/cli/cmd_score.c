@@ -64,9 +64,9 @@ static void print_json(const score_job *job, uint64_t position, uint32_t id, dou
 static void print_text(const score_job *job, uint64_t position, uint32_t id, double logprob,
                        const float *logits, double norm, uint32_t top_count)
 {
-    out_print("%8llu %8u %12.6f ", (unsigned long long)position, id, logprob);
+    out_print("%8llu %8u %12.6f", (unsigned long long)position, id, logprob);
     for (uint32_t i = 0; i < top_count; i++)
-        out_print(" %u:%.4f", job->top[i], (double)logits[job->top[i]] - norm);
+        out_print("%s %u:%.4f", i ? "" : " ", job->top[i], (double)logits[job->top[i]] - norm);
     out_print("\n");
 }
 
@@ -150,8 +150,9 @@ static rf_status score_steps(score_job *job, rf_error *err)
         return status;
     out_flush();
     if (job->count > 1)
-        cli_note("%llu tokens, log-probability %.4f, mean %.4f", (unsigned long long)job->count - 1,
-                 job->sum, job->sum / (double)(job->count - 1));
+        cli_note("%llu token%s, log-probability %.4f, mean %.4f",
+                 (unsigned long long)job->count - 1, job->count == 2 ? "" : "s", job->sum,
+                 job->sum / (double)(job->count - 1));
     cli_memory_summary(&job->model);
     return out_status(err);
 }

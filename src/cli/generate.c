@@ -53,6 +53,29 @@ double cli_rate(uint64_t count, uint64_t elapsed_ns)
     return elapsed_ns ? (double)count * 1e9 / (double)elapsed_ns : 0.0;
 }
 
+#define RATE_TOKENS 32u /* fewer tokens, or a shorter time, make no rate */
+#define RATE_NS     UINT64_C(50000000)
+
+static const char *speed(char *text, size_t capacity, uint64_t count, uint64_t elapsed_ns)
+{
+    if (count < RATE_TOKENS || elapsed_ns < RATE_NS) {
+        rf_print(text, capacity, "%.1f ms", (double)elapsed_ns / 1e6);
+    } else {
+        rf_print(text, capacity, "%.1f t/s", cli_rate(count, elapsed_ns));
+    }
+    return text;
+}
+
+void cli_speed_summary(uint64_t prompt_count, uint64_t prompt_ns, const cli_generation *generation)
+{
+    char prompt[32], generated[32];
+    cli_note("prompt: %llu token%s, %s; generation: %llu token%s, %s",
+             (unsigned long long)prompt_count, prompt_count == 1 ? "" : "s",
+             speed(prompt, sizeof prompt, prompt_count, prompt_ns),
+             (unsigned long long)generation->tokens, generation->tokens == 1 ? "" : "s",
+             speed(generated, sizeof generated, generation->tokens, generation->elapsed_ns));
+}
+
 static rf_status give_text(cli_generation *generation, const char *text, uint64_t bytes,
                            rf_error *err)
 {

@@ -8,10 +8,12 @@ const cli_command cli_commands[CLI_COMMAND_COUNT] = {
                   "Prints every pool of memory that a run would take, the total against the budget "
                   "and,\nwhen it does not fit (exit 4), what would help. Reads the header only.",
                   cmd_plan},
-    [CLI_RUN] = {"run", "[MODEL] -p TEXT [options]", "continue a text",
-                 "Writes the prompt and its continuation to stdout, everything else to stderr.\n"
-                 "Stops at the model's end token, after -n tokens, or when the context is full.",
-                 cmd_run},
+    [CLI_RUN] =
+        {"run", "[MODEL] [-p TEXT] [options]", "continue a text",
+         "Writes the prompt and its continuation to stdout, everything else to stderr.\n"
+         "Without a text it begins with the token that the model has for a beginning (BOS).\n"
+         "Stops at the model's end token, after -n tokens, or when the context is full.",
+         cmd_run},
     [CLI_CHAT] = {"chat", "[MODEL] [options]", "talk with a model that has a chat format",
                   "Reads one question a line (/clear forgets, /quit or the end of the input "
                   "leaves).\nWith -p it answers that one question and ends.",

@@ -167,6 +167,7 @@ void cli_options_for(const cli_args *args, rf_options *options)
     options->cpu_mask = args->cpu_mask;
     options->mem_limit = args->mem_limit;
     options->profile = args->profile;
+    options->text_bytes = CLI_TEXT_BYTES;
 }
 
 rf_status cli_plan_open(cli_model *model, const rf_options *options, rf_error *err)
@@ -180,8 +181,29 @@ rf_status cli_plan_open(cli_model *model, const rf_options *options, rf_error *e
     return status;
 }
 
-static void print_notes(const cli_model *model)
+cli_options_text cli_plan_options(const rf_plan_info *info)
 {
+    cli_options_text out;
+    rf_print(out.text, sizeof out.text, "ctx %llu, %u slot%s, chunk %u, %u thread%s",
+             (unsigned long long)info->ctx, info->slots, info->slots == 1 ? "" : "s", info->chunk,
+             info->threads, info->threads == 1 ? "" : "s");
+    return out;
+}
+
+void json_plan_options(rf_writer *writer, const rf_plan_info *info)
+{
+    rf_json_open(writer, "options", '{');
+    rf_json_u64(writer, "ctx", info->ctx);
+    rf_json_u64(writer, "slots", info->slots);
+    rf_json_u64(writer, "chunk", info->chunk);
+    rf_json_u64(writer, "threads", info->threads);
+    rf_json_close(writer, '}');
+}
+
+void cli_plan_notes(const cli_model *model)
+{
+    if (model->info.data_missing)
+        return; /* opening says it, as an error */
     for (uint32_t i = 0; i < model->info.note_count; i++)
         cli_note("note: %s", rf_model_plan_note(model->plan, i));
     char name[256];
@@ -201,7 +223,8 @@ static void print_suggestions(const cli_model *model)
 
 rf_status cli_model_open(cli_model *model, rf_error *err)
 {
-    print_notes(model);
+    if (!model->notes_said)
+        cli_plan_notes(model);
     rf_status status = signals_status(err);
     if (status)
         return status;

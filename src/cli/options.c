@@ -59,8 +59,8 @@ static const option_row option_table[] = {
      NULL, "the system message"},
     {"ctx", "ctx-size", "-c", "N", PLANNED, CLI_GIVEN_CTX, KIND_INT, AT(ctx), 0, 9.2e18, NULL,
      "context of each slot in tokens (0: what the model was trained for)"},
-    {"slots", "parallel", "-np", "N", PLANNED & ~BIT(BENCH), CLI_GIVEN_NONE, KIND_INT, AT(slots), 1,
-     65536, NULL, "sequences to plan memory for"},
+    {"slots", "parallel", "-np", "N", BIT(PLAN) | BIT(CHECK), CLI_GIVEN_NONE, KIND_INT, AT(slots),
+     1, 65536, NULL, "sequences to plan memory for"},
     {"chunk", "batch-size", "-b", "N", PLANNED, CLI_GIVEN_CHUNK, KIND_INT, AT(chunk), 1, COUNT_MAX,
      NULL, "most tokens of one step"},
     {"threads", NULL, "-t", "N", PLANNED, CLI_GIVEN_NONE, KIND_INT, AT(threads), 0, RF_WORKERS_MAX,
@@ -338,13 +338,20 @@ static void environment_name(const option_row *row, char *out, size_t capacity)
     }
 }
 
+/* Help is asked for, not set: a variable would turn every command into it. */
+static bool has_variable(const option_row *row)
+{
+    return row->offset != AT(help);
+}
+
 static rf_status read_environment(cli_args *args, uint32_t command_bit, rf_error *err)
 {
     for (size_t i = 0; i < RF_ARRAY_COUNT(option_table); i++) {
         const option_row *row = &option_table[i];
         char name[64];
         environment_name(row, name, sizeof name);
-        const char *text = (row->commands & command_bit) ? getenv(name) : NULL;
+        bool known = (row->commands & command_bit) != 0 && has_variable(row);
+        const char *text = known ? getenv(name) : NULL;
         if (!text || (!*text && row->kind != KIND_TEXT))
             continue;
         rf_status status = set_value(args, row, name, text, err);
@@ -511,8 +518,10 @@ static void help_option(const option_row *row)
     char name[64], environment[64];
     snprintf(name, sizeof name, "%s%s--%s%s%s", row->flag ? row->flag : "", row->flag ? ", " : "",
              row->name, row->argument ? " " : "", row->argument ? row->argument : "");
-    environment_name(row, environment, sizeof environment);
     out_print("  %-28s  %s\n", name, row->help);
+    if (!has_variable(row))
+        return;
+    environment_name(row, environment, sizeof environment);
     out_print("  %-28s  [%s%s%s]\n", "", environment, row->alias ? ", also --" : "",
               row->alias ? row->alias : "");
 }

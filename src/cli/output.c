@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define OUT_BYTES       (64u * 1024u)
@@ -17,7 +18,8 @@
 
 static struct {
     bool quiet, json;
-    int failed; /* errno of the first write that failed */
+    bool in_line; /* what went to stdout did not end with a newline */
+    int failed;   /* errno of the first write that failed */
     size_t used;
     char out[OUT_BYTES];
     char json_text[JSON_BYTES];
@@ -56,10 +58,17 @@ static int write_all(int fd, const char *bytes, size_t count)
     return 0;
 }
 
+static void write_out(const char *bytes, size_t count)
+{
+    if (output.failed || !count)
+        return;
+    output.failed = write_all(STDOUT_FILENO, bytes, count);
+    output.in_line = bytes[count - 1] != '\n';
+}
+
 void out_flush(void)
 {
-    if (!output.failed && output.used)
-        output.failed = write_all(STDOUT_FILENO, output.out, output.used);
+    write_out(output.out, output.used);
     output.used = 0;
 }
 
@@ -68,8 +77,7 @@ void out_bytes(const char *bytes, size_t count)
     if (count > OUT_BYTES - output.used)
         out_flush();
     if (count > OUT_BYTES) {
-        if (!output.failed)
-            output.failed = write_all(STDOUT_FILENO, bytes, count);
+        write_out(bytes, count);
         return;
     }
     if (count)
@@ -86,6 +94,20 @@ void out_print(const char *format, ...)
     va_end(args);
     if (length > 0)
         out_bytes(line, RF_MIN((size_t)length, sizeof line - 1));
+}
+
+void out_row(const char *format, ...)
+{
+    char line[4096];
+    va_list args;
+    va_start(args, format);
+    int length = vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    size_t end = length > 0 ? RF_MIN((size_t)length, sizeof line - 1) : 0;
+    while (end && line[end - 1] == ' ')
+        end--;
+    line[end++] = '\n';
+    out_bytes(line, end);
 }
 
 bool out_failed(void)
@@ -158,6 +180,18 @@ static void make_plain(char *text)
     }
 }
 
+/* Ends a line of text on stdout that a line on stderr would otherwise stick to. */
+static void begin_line(void)
+{
+    struct stat out, err;
+    if (!output.in_line || fstat(STDOUT_FILENO, &out) || fstat(STDERR_FILENO, &err))
+        return;
+    if (out.st_dev != err.st_dev || out.st_ino != err.st_ino)
+        return;
+    output.in_line = false;
+    (void)write_all(STDERR_FILENO, "\n", 1);
+}
+
 void cli_note(const char *format, ...)
 {
     if (output.quiet)
@@ -172,6 +206,7 @@ void cli_note(const char *format, ...)
     make_plain(line);
     size_t end = strlen(line);
     line[end++] = '\n';
+    begin_line();
     (void)write_all(STDERR_FILENO, "ringfence: ", 11);
     (void)write_all(STDERR_FILENO, line, end);
 }
@@ -209,6 +244,7 @@ void cli_report(const rf_error *err)
     }
     make_plain(line);
     line[writer.length] = '\n';
+    begin_line();
     (void)write_all(STDERR_FILENO, line, writer.length + 1);
     if (output.json)
         report_json(err);

@@ -9,6 +9,7 @@ import os
 import signal
 import struct
 import subprocess
+import sys
 import time
 
 import jsonschema
@@ -117,6 +118,8 @@ def test_help_offers_nothing_that_is_not_built(run):
     (["plan", "--mem-limit", "0"], "--mem-limit"),
     (["plan", "--profile", "toaster"], "--profile"),
     (["plan", "--slots", "0"], "--slots"),
+    (["run", "-np", "2"], "-np"),
+    (["ppl", "--slots", "2"], "--slots"),
     (["tokenize"], "-f"),
     (["score"], "-f"),
     (["ppl"], "-f"),
@@ -143,6 +146,18 @@ def test_every_long_option_has_a_variable_and_the_command_line_wins(run):
     assert run("plan", env={"RINGFENCE_JSON": "1"}).json["schema"] == 1
     done = run("tokenize", "-p", "a", env={"RINGFENCE_FILE": "/nonexistent"})
     assert done.code == 0
+
+
+def test_help_has_no_variable(run):
+    assert run("tokenize", "-p", "a", env={"RINGFENCE_HELP": "1"}).text.startswith("1 ")
+    assert "RINGFENCE_HELP" not in run("help", "run").text
+
+
+def test_no_table_has_blanks_at_its_end(run):
+    for args in (["plan"], ["plan", "--list", "*"], ["check", "-n", "4"], ["check", "--list", "*"],
+                 ["inspect"], ["kernels"], ["score", "-p", "Once upon"], ["tokenize", "-p", "a"]):
+        for line in run(*args).text.splitlines():
+            assert line == line.rstrip(" "), (args, line)
 
 
 def test_long_and_short_and_joined_forms_are_the_same(run):
@@ -275,6 +290,29 @@ def test_a_plan_that_does_not_fit_prints_all_the_same_and_ends_with_4(run):
     assert "does not fit" in text and text.count("saves") >= 2
 
 
+def test_a_plan_names_the_ops_between_which_regions_live(run):
+    plan = run("plan", "--json").json
+    ops = plan["ops"]
+    assert ops[0] == "rope_table" and ops[-1] == "head.logits"
+    rows = {row["id"]: row for row in plan["rows"]}
+    assert ops[rows["forward.logits"]["first_op"]] == "head.logits"
+    assert max(row["last_op"] for row in plan["rows"]) == len(ops) - 1
+    picture = subprocess.run([sys.executable, runner.ROOT / "tools/draw-plan"], check=True,
+                             input=json.dumps(plan).encode(), stdout=subprocess.PIPE).stdout
+    assert b"mlp.gate_up" in picture and b"every one of 5 layers" in picture
+
+
+def test_a_plan_assumes_the_text_that_an_ordinary_run_has(run, tmp_path):
+    planned = run("plan", "--json").json["totals"]
+    assert planned["tables_bytes"] < planned["weights_bytes"]
+    checked = run("check", "--json", "-c", "128", "-n", "1").json
+    assert {row["id"]: row["bytes"] for row in run("plan", "--json").json["rows"]} == {
+        row["id"]: row["planned_bytes"] for row in checked["rows"]}
+    text = tmp_path / "text"
+    text.write_bytes(b"Once upon a time. " * 1000)
+    assert run("run", "-f", text, "-c", "20000", "-n", "1").code == 0
+
+
 def test_solve_finds_the_largest_context_that_fits(run):
     solved = run("plan", "--json", "--solve", "ctx", "--mem-limit", "8M").json
     ctx = solved["options"]["ctx"]
@@ -350,6 +388,30 @@ def test_run_gives_one_object_with_json(run):
     assert done["stop"] == "limit" and done["tokens"] == 100
 
 
+@pytest.mark.parametrize("prompt, newline", [("Once", b"\n"), ("Once", b"")])
+def test_the_summary_begins_a_line_where_both_streams_are_one(prompt, newline):
+    one = subprocess.STDOUT if newline else subprocess.PIPE
+    done = subprocess.run([runner.BINARY, "run", "-p", prompt, "-n", "5", "--temp", "0"],
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=one,
+                          env=runner.clean_environment(), check=True)
+    text, summary = (done.stdout, b"") if newline else (done.stdout + done.stderr, done.stderr)
+    assert b"\n\n" not in text
+    assert newline + b"ringfence: prompt: " in text
+    assert summary == b"" or summary.startswith(b"ringfence: ")
+
+
+def test_a_short_time_is_no_rate(run):
+    line = run("run", "-p", "Once upon a time", "-n", "5", "--temp", "0").err.splitlines()[0]
+    assert b"prompt: 5 tokens, " in line and line.count(b" ms") == 2 and b"t/s" not in line
+
+
+def test_a_file_that_is_cut_off_is_said_once(run, stories, tmp_path):
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(stories.read_bytes()[:300000])
+    for command in ("run", "check"):
+        assert len(run(command, cut, "-p", "a", code=3).err.splitlines()) == 1
+
+
 def test_chat_needs_a_format_and_says_so(run):
     where, _ = error_of(run("chat", "-p", "hello", code=3))
     assert where == "tokenizer.chat_template"
@@ -369,6 +431,25 @@ def test_check_finds_no_drift(run):
     written = {row["id"]: row["written_bytes"] for row in check["rows"]}
     assert written["kv.layers[0].k"] > 0
     assert "verdict        ok" in run("check").text
+
+
+def test_check_says_which_plan_it_checks(run):
+    check = run("check", "--json", "-p", "Once upon a time", "-n", "300").json
+    assert check["options"]["ctx"] == check["prompt"]["tokens"] + 300 == 305
+    done = run("check", "-p", "Once upon a time", "-n", "300")
+    assert done.text.startswith("options  ctx 305, 1 slot, ") and done.err == b""
+    assert "5 + 300" in done.text.splitlines()[0]
+    done = run("check", "-c", "305", "-n", "4")
+    assert b"note: ctx 305 is above" in done.err  # asked for, so there is a word
+
+
+def test_check_counts_the_decode_apart_from_the_prompt(run):
+    args = ["check", "--json", "-c", "256", "-ctk", "f16", "-ctv", "f16"]
+    one, ten = (run(*args, "-n", count).json for count in ("1", "10"))
+    assert one["prompt"] == ten["prompt"]
+    assert ten["decode"]["adapters"] == 10 * one["decode"]["adapters"]
+    none = run(*args, "-n", "0").json["decode"]
+    assert not any(none.values())
 
 
 def test_check_measures_what_the_system_saw(run, sanitized):
