@@ -1,8 +1,21 @@
 /* ringfence/kv.h: the KV store: a ring of keys and values for each slot, preallocated.
  *
  * Usable alone with memory.h. The rows of the plan come from rf_kv_plan; the store is opened on a
- * MODEL scope (regions kv.layers[i].k and kv.layers[i].v), and from then on appending takes no
- * memory. Bytes lie as [slot][kv_head][position][row]; rows of one head are contiguous.
+ * MODEL scope (regions kv.layers[i].k, kv.layers[i].v and what a format keeps beside them), and from
+ * then on appending takes no memory. Rows lie as [slot][kv_head][row]; rows of one head are
+ * contiguous.
+ *
+ *   position ─► row: position below `sinks`: the position itself
+ *                    else sinks + (position - sinks) mod (rows - sinks)
+ *
+ * Formats: f32 f16 bf16 hold keys as they are. The others hold them rotated (a signed Hadamard
+ * transform of each block) and in codes, and attention works on the codes:
+ *
+ *   name  bits at width 64   | beside the codes
+ *   r8    8.25               | the first row in f16
+ *   r6    6.25   r5 5.25     | the first row in f16, and the newest rows also as r8: a query reads
+ *   r4    4.25   r3 3.25     |   its own block of 32 positions and `recent_blocks` before it there
+ *   q8_0  8.5    q4_0 4.5    | nothing; the encodings of GGML, rotated
  */
 #ifndef RINGFENCE_KV_H
 #define RINGFENCE_KV_H
@@ -14,21 +27,37 @@ extern "C" {
 #endif
 
 typedef struct rf_kv_layer { /* geometry of one layer */
-    uint32_t kv_heads;       /* 0: this layer keeps nothing */
-    uint32_t k_width;        /* elements of one head's key; multiple of 8 */
+    uint32_t kv_heads;           /* 0: this layer keeps nothing */
+    uint32_t k_width;            /* elements of one head's key; multiple of 8 */
     uint32_t v_width;
     uint32_t window;      /* 0: all positions */
-    const char *k_format; /* "f32", "f16" */
+    const char *k_format; /* NULL: f16 */
     const char *v_format;
 } rf_kv_layer;
+
+/* How the keys were rotated by position before they are appended. With it and a calibration, the
+ * mean of a block of 128 positions is known, and keys are held as differences from it. */
+typedef struct rf_kv_rope {
+    const double *frequencies; /* [dims / 2] radians per position; borrowed while the store lives */
+    uint32_t dims;             /* 0: keys are not rotated, or it is not known */
+    bool interleaved;          /* pairs are (2i, 2i + 1), else (i, i + dims / 2) */
+} rf_kv_rope;
 
 typedef struct rf_kv_config {
     const rf_kv_layer *layers; /* borrowed while a function runs; the store copies what it needs */
     uint32_t layer_count;
     uint32_t slots;
-    uint64_t capacity; /* positions of each slot */
-    uint32_t chunk;    /* most tokens of one append */
+    uint64_t capacity;      /* positions of each slot */
+    uint32_t chunk;         /* most tokens of one append */
+    uint32_t sinks;         /* first positions that stay when the ring wraps */
+    bool endless;           /* the ring may wrap; then capacity - (chunk - 1) positions are seen */
+    uint32_t recent_blocks; /* blocks of 32 before its own that a query reads as r8 */
+    uint64_t seed;          /* of the rotation's signs */
+    rf_kv_rope rope;
+    bool calibrated; /* rf_kv_set_calibration will be called for every layer and head */
 } rf_kv_config;
+/* slots 1, recent_blocks 2, seed 1; everything else zero. */
+RF_API void rf_kv_config_init(rf_kv_config *config);
 
 typedef struct rf_kv rf_kv;
 
@@ -42,6 +71,16 @@ RF_API rf_status rf_kv_plan(rf_plan *plan, const rf_kv_config *config, rf_error 
 RF_API rf_status rf_kv_open(rf_scope *scope, const rf_kv_config *config, rf_kv **out,
                             rf_error *err);
 RF_API void rf_kv_close(rf_kv *kv);
+
+typedef struct rf_kv_statistics { /* of one KV head, from a text that the model has read */
+    const float *mean;   /* [k_width] of keys, before RoPE */
+    const float *moment; /* [k_width][k_width] mean of q qT over the head's queries, before RoPE */
+    int8_t k_base;       /* of the 8-bit scales: the largest exponent that occurred, + 1 */
+    int8_t v_base;
+} rf_kv_statistics;
+/* Copies the statistics of a head. Before the first append. */
+RF_API rf_status rf_kv_set_calibration(rf_kv *kv, uint32_t layer, uint32_t head,
+                                       const rf_kv_statistics *statistics, rf_error *err);
 
 /* Bytes of all rings: the plan's KV line. */
 RF_API uint64_t rf_kv_preallocated_bytes(const rf_kv *kv);

@@ -96,11 +96,14 @@ typedef struct rf_options {
     uint64_t text_bytes;  /* longest text that will be tokenised */
     const char *kv_k;     /* format names; NULL: f16 */
     const char *kv_v;
-    uint32_t cpu_mask;       /* instruction sets: 0xFFFF all */
-    uint32_t event_capacity; /* of the trace ring */
-    uint64_t mem_limit;      /* bytes; 0: what the machine has */
-    const char *profile;     /* "mobile-2gb", "edge", "desktop", "server"; NULL: desktop */
-    bool pattern;            /* for check: fill regions with a pattern at open */
+    uint32_t kv_recent;         /* blocks of 32 that narrow formats also keep as r8 */
+    const char *kv_calibration; /* file of rf_calibration_save; NULL: none */
+    bool calibrate;             /* plan the memory of rf_calibrate */
+    uint32_t cpu_mask;          /* instruction sets: 0xFFFF all */
+    uint32_t event_capacity;    /* of the trace ring */
+    uint64_t mem_limit;         /* bytes; 0: what the machine has */
+    const char *profile;        /* "mobile-2gb", "edge", "desktop", "server"; NULL: desktop */
+    bool pattern;               /* for check: fill regions with a pattern at open */
 } rf_options;
 RF_API void rf_options_init(rf_options *options);
 
@@ -197,6 +200,21 @@ RF_API const rf_trace *rf_model_trace(const rf_model *model); /* valid until clo
 RF_API uint64_t rf_model_step_bytes(const rf_model *model, uint64_t depth);
 /* Turns an event of kind KERNEL into the name of its op ("layers[3].attn.qkv"). */
 RF_API void rf_model_op_name(const rf_model *model, uint32_t op, char *text, size_t capacity);
+
+/* ---- calibration ------------------------------------------------------------------------- */
+
+/* SHA-256 over the header and both ends of each tensor: which weights these are. RF_ERR_BAD_MODEL
+ * when tensors are missing. */
+RF_API rf_status rf_file_fingerprint(const rf_file *file, uint8_t fingerprint[32], rf_error *err);
+/* Reads the built-in text (some 6,000 tokens, or 512 when quick) with slot 0, which it clears, and
+ * keeps the statistics of keys and queries that the formats r8 .. r3 are made with. The plan must
+ * have been made with options.calibrate. progress gets tokens. Deterministic. */
+RF_API rf_status rf_calibrate(rf_model *model, bool quick, rf_progress_fn progress, void *context,
+                              rf_error *err);
+/* Writes them beside path and renames: a file that was there stays whole on failure. */
+RF_API rf_status rf_calibration_save(const rf_model *model, const char *path, rf_error *err);
+/* Whether a KV format of this name makes use of a calibration; false also for unknown names. */
+RF_API bool rf_kv_calibrates(const char *format);
 
 /* ---- check ------------------------------------------------------------------------------- */
 

@@ -126,6 +126,17 @@ void rf_json_null(rf_writer *writer, const char *key);
 /* Bytes as KiB, MiB, GiB with at most two decimals ("320 KiB", "1.19 GiB"); returns text. */
 const char *rf_print_bytes(char *text, size_t capacity, uint64_t bytes);
 
+/* ---- fingerprints ------------------------------------------------------------------------ */
+
+typedef struct rf_sha256 {
+    uint32_t state[8];
+    uint64_t total;
+    uint8_t block[64];
+} rf_sha256;
+void rf_sha256_init(rf_sha256 *hash);
+void rf_sha256_add(rf_sha256 *hash, const void *bytes, uint64_t count);
+void rf_sha256_end(rf_sha256 *hash, uint8_t digest[32]);
+
 /* ---- the operating system ---------------------------------------------------------------- */
 
 typedef struct rf_mapping { /* a file mapped read-only; owned by whoever opened it */
@@ -156,6 +167,13 @@ void rf_os_touch_stack(void);
 /* Maps path read-only. Errors: RF_ERR_IO (missing, directory, unreadable). */
 rf_status rf_os_map(const char *path, rf_mapping *out, rf_error *err);
 void rf_os_unmap(rf_mapping *mapping);
+typedef struct rf_piece { /* bytes to be written, borrowed */
+    const void *data;
+    uint64_t bytes;
+} rf_piece;
+/* Writes pieces[count] behind each other into a temporary file beside path, syncs it and renames
+ * it to path: after a failure the file that was there is as it was. Errors: RF_ERR_IO. */
+rf_status rf_os_write_file(const char *path, const rf_piece *pieces, uint32_t count, rf_error *err);
 /* Populates the page tables of a file range by reading; progress (may be NULL) is called now and
  * then with the bytes done and stops the work when it returns false. */
 rf_status rf_os_populate(const void *base, uint64_t bytes,

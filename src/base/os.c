@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
+#include <stdio.h> /* rename, nothing else */
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -240,6 +241,71 @@ rf_status rf_os_map(const char *path, rf_mapping *out, rf_error *err)
 done:
     close(file);
     return status;
+}
+
+/* ---- whole files out --------------------------------------------------------------------- */
+
+static bool write_all(int file, const uint8_t *data, uint64_t bytes)
+{
+    while (bytes > 0) {
+        ssize_t written = write(file, data, (size_t)RF_MIN(bytes, (uint64_t)1 << 30));
+        if (written < 0 && errno == EINTR)
+            continue;
+        if (written <= 0)
+            return false;
+        data += written;
+        bytes -= (uint64_t)written;
+    }
+    return true;
+}
+
+/* After a rename the folder's own entry must reach the disk; where that cannot be asked, the file
+ * is whole all the same. */
+static void sync_folder(const char *path)
+{
+    char folder[4096];
+    size_t length = strlen(path);
+    while (length > 0 && path[length - 1] != '/')
+        length--;
+    if (length >= sizeof folder)
+        return;
+    memcpy(folder, path, length);
+    memcpy(folder + length, ".", 2);
+    int handle = open(folder, O_RDONLY | O_CLOEXEC | O_DIRECTORY);
+    if (handle >= 0) {
+        (void)fsync(handle);
+        close(handle);
+    }
+}
+
+rf_status rf_os_write_file(const char *path, const rf_piece *pieces, uint32_t count, rf_error *err)
+{
+    char temporary[4096];
+    if (strlen(path) + 32 > sizeof temporary)
+        return rf_fail(err, RF_ERR_IO, path, "cannot write: the path is too long");
+    rf_print(temporary, sizeof temporary, "%s.%d.tmp", path, (int)getpid());
+    int file = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (file < 0)
+        return fail_errno(err, RF_ERR_IO, path, "cannot write", errno);
+    bool done = true;
+    for (uint32_t i = 0; i < count && done; i++)
+        done = write_all(file, pieces[i].data, pieces[i].bytes);
+    done = done && fsync(file) == 0;
+    int code = errno;
+    if (close(file) != 0 && done) {
+        done = false;
+        code = errno;
+    }
+    if (done && rename(temporary, path) != 0) {
+        done = false;
+        code = errno;
+    }
+    if (!done) {
+        unlink(temporary);
+        return fail_errno(err, RF_ERR_IO, path, "cannot write", code);
+    }
+    sync_folder(path);
+    return RF_OK;
 }
 
 void rf_os_unmap(rf_mapping *mapping)

@@ -29,6 +29,7 @@
     X(SCORE, score)                                                                                \
     X(TOKENIZE, tokenize)                                                                          \
     X(INSPECT, inspect)                                                                            \
+    X(CALIBRATE, calibrate)                                                                        \
     X(KERNELS, kernels)
 
 typedef enum cli_command_index {
@@ -67,7 +68,9 @@ typedef struct cli_args { /* every string is borrowed from argv or the environme
     uint32_t given_argument; /* those that came from the command line */
     const char *model;
     int64_t ctx, slots, chunk, threads;
-    const char *kv_k, *kv_v;
+    const char *kv_k, *kv_v, *kv_calibration;
+    int64_t kv_recent;
+    bool quick_text;
     const char *prompt, *file, *system;
     int64_t predict;
     double temperature, top_p, min_p, repeat_penalty;
@@ -205,8 +208,20 @@ typedef struct cli_model { /* what is open so far; closed in reverse order by cl
     rf_tokenizer *tokenizer;
     rf_tokenizer_info vocabulary;
     bool notes_said;
+    bool only_plan; /* nothing is opened: a calibration need not exist */
+    const cli_args *args;
+    char calibration[4096]; /* path */
 } cli_model;
 
+/* Where the model's calibration is kept, by the weights' fingerprint. */
+rf_status cli_calibration_path(const cli_model *model, char *path, size_t capacity, rf_error *err);
+/* Makes one and keeps it at path. */
+rf_status cli_calibration_make(const cli_args *args, const cli_model *model, const char *path,
+                               rf_error *err);
+/* Sets options->kv_calibration when the format of the keys makes use of one, as --kv-calibration
+ * says; makes it where there is none, unless the model is only planned. */
+rf_status cli_calibration_ready(const cli_args *args, cli_model *model, rf_options *options,
+                                bool only_plan, rf_error *err);
 rf_status cli_file_open(const cli_args *args, cli_model *model, rf_error *err);
 /* The longest text is CLI_TEXT_BYTES; a command with a longer one says so, so that `plan` without
  * a text has the figures of a run with an ordinary one. */

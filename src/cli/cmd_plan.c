@@ -193,6 +193,7 @@ static rf_status plan_steps(const cli_args *args, cli_model *model, rf_error *er
 {
     rf_options options;
     cli_options_for(args, &options);
+    model->only_plan = true;
     rf_status status = cli_file_open(args, model, err);
     if (!status && args->solve)
         status = rf_plan_solve_ctx(model->file, &options, &options.ctx, err);

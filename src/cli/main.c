@@ -43,6 +43,13 @@ const cli_command cli_commands[CLI_COMMAND_COUNT] = {
                      "Prints every key with its type, every tensor with its name, its id, format, "
                      "shape and place.",
                      cmd_inspect},
+    [CLI_CALIBRATE] =
+        {"calibrate", "[MODEL] [options]",
+         "make the statistics that the KV formats r8 .. r3 use, and keep them",
+         "Reads a built-in text once and keeps the statistics of the model's keys and "
+         "queries in\nthe cache folder, under the fingerprint of the weights; prints "
+         "where. Commands with -ctk r8\n.. r3 do it by themselves when it is missing.",
+         cmd_calibrate},
     [CLI_KERNELS] = {"kernels", "[options]", "which kernel serves what on this machine",
                      "Lists the kernels of this build, and which ones would be used.", cmd_kernels},
 };

@@ -136,6 +136,7 @@ rf_status cli_tokenize(const cli_args *args, const rf_file *file, const cli_byte
 rf_status cli_file_open(const cli_args *args, cli_model *model, rf_error *err)
 {
     rf_status status;
+    model->args = args;
     if (args->model) {
         signals_watch_file(args->model, NULL, 0);
         status = rf_file_open(args->model, &model->file, err);
@@ -164,6 +165,7 @@ void cli_options_for(const cli_args *args, rf_options *options)
     options->threads = (uint32_t)args->threads;
     options->kv_k = args->kv_k;
     options->kv_v = args->kv_v;
+    options->kv_recent = (uint32_t)args->kv_recent;
     options->cpu_mask = args->cpu_mask;
     options->mem_limit = args->mem_limit;
     options->profile = args->profile;
@@ -172,7 +174,10 @@ void cli_options_for(const cli_args *args, rf_options *options)
 
 rf_status cli_plan_open(cli_model *model, const rf_options *options, rf_error *err)
 {
-    rf_status status = rf_plan_make(model->file, options, &model->plan, err);
+    rf_options ready = *options;
+    rf_status status = cli_calibration_ready(model->args, model, &ready, model->only_plan, err);
+    if (!status)
+        status = rf_plan_make(model->file, &ready, &model->plan, err);
     if (!status)
         rf_model_plan_describe(model->plan, &model->info);
     const char *label = status == RF_ERR_USAGE ? cli_option_label(err->where) : NULL;

@@ -66,9 +66,15 @@ static const option_row option_table[] = {
     {"threads", NULL, "-t", "N", PLANNED, CLI_GIVEN_NONE, KIND_INT, AT(threads), 0, RF_WORKERS_MAX,
      NULL, "threads (0: as many as the process may use)"},
     {"kv-k", "cache-type-k", "-ctk", "FORMAT", PLANNED, CLI_GIVEN_NONE, KIND_TEXT, AT(kv_k), 0, 0,
-     NULL, "format of the keys: f16, f32"},
+     NULL, "format of the keys: f32 f16 bf16 r8 r6 r5 r4 r3 q8_0 q4_0"},
     {"kv-v", "cache-type-v", "-ctv", "FORMAT", PLANNED, CLI_GIVEN_NONE, KIND_TEXT, AT(kv_v), 0, 0,
-     NULL, "format of the values: f16, f32"},
+     NULL, "format of the values, likewise"},
+    {"kv-recent", NULL, NULL, "N", PLANNED, CLI_GIVEN_NONE, KIND_INT, AT(kv_recent), 0, 4096, NULL,
+     "blocks of 32 positions that r6 .. r3 also keep as r8, before the one that is written"},
+    {"kv-calibration", NULL, NULL, "FILE", PLANNED, CLI_GIVEN_NONE, KIND_TEXT, AT(kv_calibration),
+     0, 0, NULL, "auto (made once, kept in the cache folder), off, or a file"},
+    {"quick", NULL, NULL, NULL, BIT(CALIBRATE), CLI_GIVEN_NONE, KIND_FLAG, AT(quick_text), 0, 0,
+     NULL, "calibrate with 512 tokens only"},
     {"temp", "temperature", NULL, "X", SAMPLED, CLI_GIVEN_NONE, KIND_REAL, AT(temperature), 0, 1000,
      NULL, "temperature (0: always the likeliest token)"},
     {"top-k", NULL, NULL, "N", SAMPLED, CLI_GIVEN_NONE, KIND_INT, AT(top_k), 0, COUNT_MAX, NULL,
@@ -133,6 +139,7 @@ static void set_defaults(cli_args *args, const cli_command *command)
     memset(args, 0, sizeof *args);
     args->command = command;
     args->slots = 1;
+    args->kv_recent = 2;
     args->predict = -1;
     args->temperature = (double)sampling.temperature;
     args->top_k = sampling.top_k;

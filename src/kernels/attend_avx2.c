@@ -4,27 +4,9 @@
  * queries x 2 positions in registers, then the weighted sum of V for all of them, 16 dimensions at
  * a time. Every sum is that of kernels.h, so it does not matter who shares with whom.
  */
-#include "kernels/avx2.h"
+#include "kernels/attend_avx2.h"
 
 #define GROUP 4u
-
-/* Element i of the result: lanes of v[i] added 4, 2, 1 apart. */
-RF_INLINE __m256 sum_each_of_8(const __m256 v[8])
-{
-    __m256 a[4], b[4], c[2];
-    for (int i = 0; i < 4; i++) { /* rows i and i + 4, lanes 4 apart */
-        a[i] = _mm256_add_ps(_mm256_permute2f128_ps(v[i], v[i + 4], 0x20),
-                             _mm256_permute2f128_ps(v[i], v[i + 4], 0x31));
-    }
-    for (int i = 0; i < 4; i += 2) { /* lanes 2 apart: {i, i + 1 | i + 4, i + 5} */
-        const __m256d x = _mm256_castps_pd(a[i]), y = _mm256_castps_pd(a[i + 1]);
-        b[i / 2] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(x, y)),
-                                 _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
-    }
-    c[0] = _mm256_shuffle_ps(b[0], b[1], 0x88);
-    c[1] = _mm256_shuffle_ps(b[0], b[1], 0xDD);
-    return _mm256_add_ps(c[0], c[1]);
-}
 
 /* sums[q][j] = the eight lanes left of q . k_j after adding 8 apart; 2 queries, 2 rows of K. */
 RF_INLINE void dot_2x2(const float *const q[2], const float *k0, const float *k1, uint32_t width,
@@ -76,7 +58,7 @@ static void score_pair(const rf_attend *job, const float *const q[2], rf_attend_
             dot_2x2(q, k0, k1, width, at);
         }
         for (int i = 0; i < 2; i++) {
-            const __m256 scaled = _mm256_mul_ps(sum_each_of_8(sums[i]), scale);
+            const __m256 scaled = _mm256_mul_ps(rf_add_each_of_8(sums[i]), scale);
             if (count == 8) {
                 _mm256_storeu_ps(scores[i] + j, scaled);
             } else {
@@ -86,42 +68,6 @@ static void score_pair(const rf_attend *job, const float *const q[2], rf_attend_
             }
         }
     }
-}
-
-/* Scores to weights, in place; adds to the query's {max, sum} and returns what its old sums are to
- * be multiplied with. */
-static float soften(float scores[RF_ATTEND_BLOCK], rf_attend_range seen, float *state)
-{
-    const uint32_t first = seen.first & ~15u, last = (seen.last + 15) & ~15u;
-    const float none = -__builtin_inff();
-    for (uint32_t j = first; j < seen.first; j++) {
-        scores[j] = none;
-    }
-    for (uint32_t j = seen.last; j < last; j++) {
-        scores[j] = none;
-    }
-    __m256 top = _mm256_set1_ps(state[0]);
-    for (uint32_t j = first; j < last; j += 8) {
-        top = _mm256_max_ps(_mm256_loadu_ps(scores + j), top); /* top wins over a NaN */
-    }
-    __m128 m = _mm_max_ps(_mm256_castps256_ps128(top), _mm256_extractf128_ps(top, 1));
-    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-    m = _mm_max_ss(m, _mm_movehdup_ps(m));
-    const float max = _mm_cvtss_f32(m) + 0.0f;
-    __m256 low = _mm256_setzero_ps(), high = _mm256_setzero_ps();
-    for (uint32_t j = first; j < last; j += 16) {
-        const __m256 shift = _mm256_set1_ps(max);
-        const __m256 a = rf_exp_ymm(_mm256_sub_ps(_mm256_loadu_ps(scores + j), shift));
-        const __m256 b = rf_exp_ymm(_mm256_sub_ps(_mm256_loadu_ps(scores + j + 8), shift));
-        _mm256_storeu_ps(scores + j, a);
-        _mm256_storeu_ps(scores + j + 8, b);
-        low = _mm256_add_ps(low, a);
-        high = _mm256_add_ps(high, b);
-    }
-    const float keep = rf_exp_one(state[0] - max);
-    state[1] = state[1] * keep + rf_sum_ymm(_mm256_add_ps(low, high));
-    state[0] = max;
-    return keep;
 }
 
 /* out = out * keep + sum of p_j v_j for count queries, 8 * parts dimensions from d on. */
@@ -181,7 +127,7 @@ static void attend_group(const rf_attend *job, uint32_t query, uint32_t count, r
         score_pair(job, q, seen, to);
     }
     for (uint32_t i = 0; i < count; i++) {
-        keep[i] = soften(scores[i], seen, job->state + 2 * (size_t)(query + i));
+        keep[i] = rf_soften(scores[i], seen, job->state + 2 * (size_t)(query + i));
     }
     switch (count) {
     case 1:

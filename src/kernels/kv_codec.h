@@ -9,6 +9,9 @@
  * Source of the method and the tables: Lloyd-Max tables for blocks that are normalised by their
  * signed largest element; error feedback as in sequential rounding under a quadratic form. Every
  * entry gives the same bits: integers inside a span, floats in the order that is stated.
+ *
+ * Rows are finite (append refuses others); finite rows of any size give finite scales and errors
+ * at worst as large as the row. A NaN or an infinity gives some codes, never a fault.
  */
 #ifndef RF_KV_CODEC_H
 #define RF_KV_CODEC_H
@@ -18,7 +21,7 @@
 /* One row of a rotated format, for a head of `width` elements:
  *   rotation block  = the largest power of two that divides width, >= 8 and <= block of the format
  *   span (a scale)  = the same, <= span of the format
- *   bytes           = codes of all spans, then the scales, one for each span
+ *   bytes           = codes of all spans, then the scales, one for each span; no alignment
  *
  * | format | code                          | span | scale     | bits at width 64 |
  * | r8     | int8, value = s * c           | 64   | f16       | 8.25 |
@@ -29,9 +32,17 @@
  * | q8_0   | int8, value = s * c           | 32   | f16       | 8.5  |
  * | q4_0   | c = -8..7, value = s * c      | 32   | f16       | 4.5  |
  *
+ * The codes of a span of S elements are indices (of the level, or c + 31, c + 8; 8 bits: c itself)
+ * in planes, one after the other, so that one load and one mask give many of them:
+ *   8 bits      r8 q8_0      byte i: element i
+ *   low 4 bits  r6 r5 r4 q4_0  byte i < S/2: element i, and i + S/2 in the high half
+ *   2 bits      r6 (bits 4-5), r3 (bits 0-1)   byte i < S/4: elements i + k * S/4 at bits 2k
+ *   1 bit       r5 (bit 4), r3 (bit 2)         bit i mod 8 of byte i / 8: element i
+ *
  * The 8-bit scale: sign, 4 bits of exponent, 3 of mantissa over a base: byte = sign << 7 |
- * exponent << 3 | mantissa; value = +-(1 + mantissa / 8) * 2^(base - 15 + exponent); saturating at
- * both ends, and byte 0 is the value 0 (so the smallest positive one is 1 + 1/8). */
+ * exponent << 3 | mantissa; value = +-(1 + mantissa / 8) * 2^(base - 15 + exponent); rounded half
+ * up in magnitude, saturating at both ends. The magnitude bits 0 are the value 0, so the smallest
+ * magnitude is 1 + 1/8 at exponent 0. */
 typedef enum rf_kv_code {
     RF_KV_CODE_R8,
     RF_KV_CODE_R6,
@@ -43,13 +54,24 @@ typedef enum rf_kv_code {
     RF_KV_CODE_COUNT
 } rf_kv_code;
 
+#define RF_KV_BLOCK_MAX  64u /* rotation block of a format, and of feedback */
+#define RF_KV_TRIALS_MAX 8u
+#define RF_KV_BASE_LIMIT 40 /* |base|: scales and their squares, with units, are normal floats */
+
 typedef struct rf_kv_code_info { /* a row of the table; units are those of one element's code */
     const char *name;
     uint32_t code_bits;
-    uint32_t block; /* rotation: most elements */
-    uint32_t span;  /* scale: most elements */
-    bool f16_scale; /* else 8 bit over a base */
-    float unit;     /* value = scale * unit * int8 code */
+    uint32_t block;       /* rotation: most elements */
+    uint32_t span;        /* scale: most elements */
+    bool f16_scale;       /* else 8 bit over a base */
+    float unit, units;    /* value = scale * unit * int8 code; units = 1 / unit, exact */
+    const int8_t *levels; /* int8 code of an index, ascending; NULL: code = index - offset */
+    int32_t low, high;    /* least and largest int8 code */
+    int32_t offset;
+    uint32_t key_count;    /* trial factors with feedback; 0: feedback is ignored */
+    uint32_t search_count; /* without; 0: no search, one scale from the largest element */
+    float key_factors[4];
+    float search_factors[RF_KV_TRIALS_MAX];
 } rf_kv_code_info;
 extern const rf_kv_code_info rf_kv_codes[RF_KV_CODE_COUNT];
 
@@ -62,11 +84,18 @@ typedef struct rf_kv_shape { /* of one row, from format and width */
     uint32_t code_bytes; /* of the row */
     uint32_t row_bytes;
 } rf_kv_shape;
-/* false when no power of two of at least 8 divides width (q8_0, q4_0: width % 32 != 0). */
+/* false when no power of two of at least 8 divides width (q8_0, q4_0: width % 32 != 0), for width
+ * 0, and for widths above 2^24. */
 bool rf_kv_shape_of(rf_kv_code code, uint32_t width, rf_kv_shape *shape);
 
-/* signs[width / 8 rounded up to 8] bytes, bit i of byte i / 8 set: element i is negated. From
- * splitmix64(seed), 64 signs a draw, lowest bit first. */
+/* The base for rows whose largest element in calibration is `largest`: its octave + 1, within
+ * +-RF_KV_BASE_LIMIT (measured: 16 octaves under it lose nothing; kv-study-2, section 6).
+ * Without calibration use RF_KV_BASE_DEFAULT: 2^-7 .. 2^8 held every head of both study models. */
+#define RF_KV_BASE_DEFAULT 8
+int32_t rf_kv_base(float largest);
+
+/* signs[width / 8, rounded up to a multiple of 8] bytes; bit i % 8 of byte i / 8 set: element i is
+ * negated. From splitmix64(seed), 64 signs a draw, lowest bit first. */
 void rf_kv_signs(uint64_t seed, uint32_t width, uint8_t *signs);
 
 /* In place; block is a power of two from 8 to 256, width a multiple of it: negate by signs, then
@@ -74,43 +103,61 @@ void rf_kv_signs(uint64_t seed, uint32_t width, uint8_t *signs);
  * ascending stride, x' = a + b, y' = a - b. turn_back: transform, scale, then negate. */
 typedef void (*rf_kv_rotate_fn)(float *row, const uint8_t *signs, uint32_t width, uint32_t block);
 
-/* Error feedback of one rotation block of B elements (keys only): the quadratic form is Mt D M,
- * M unit lower triangular. column j of M below the diagonal at m + j * B (entries 0..j are 0). */
+/* Error feedback of the rotation blocks of a row (keys only), B elements each: the quadratic form
+ * is Mt D M, M unit lower triangular. Column j of M below the diagonal at m + j * B; entries 0..j
+ * of it are 0. */
 typedef struct rf_kv_feedback {
-    const float *m; /* [block count][B][B], columns contiguous; NULL: none */
+    const float *m; /* [block count][B][B], columns contiguous */
     const float *d; /* [block count][B] */
 } rf_kv_feedback;
 
-/* Encodes one rotated row. Keys (feedback->m not NULL): trial scales, one factor for all spans of
- * a rotation block; for i ascending t_i = x_i - sum over j < i of M_ij e_j, nearest level, e_i =
- * level * s - x_i; the smallest J = sum D_i (t_i - level * s)^2 wins, the first of equals. Without
- * feedback (values, and keys without statistics): trial scales of each span, nearest level, refit
- * s = round(sum c x / sum c^2), smallest squared error wins. Always with the scale as it will be
- * stored. A span of zeros has scale 0 and codes 0. plain: nearest with s = max|x| / 127 (r8 rows
- * beside a narrower format; q8_0, q4_0 as ggml does). base: of the 8-bit scales. */
+/* Encodes one rotated row; out has row_bytes. base: of the 8-bit scales.
+ *
+ * Nearest code, with value = sc * code, sc = scale as it will be stored, * unit, rounded:
+ *   levels:   index = how many k have t * (2 / sc) >= level[k] + level[k+1] (halfway: the upper)
+ *   uniform:  t * (1 / sc) in [low, high], to nearest even
+ *
+ * With feedback: one trial factor f for all spans of a rotation block, scale = round(f * m) where m
+ * is the signed element of largest magnitude of the span (the first of equals), r8: max|x| / 127.
+ * For i ascending t_i = x_i, minus M_ij e_j for ascending j < i (fma); nearest code c;
+ * e_i = fma(sc, c, -x_i), r = fma(-sc, c, t_i), J = fma(D_i * r, r, J); the smallest J wins, the
+ * first of equals.
+ *
+ * feedback NULL (values, keys without statistics, r8 rows beside a narrower format): for each span
+ * and f the nearest codes with round(f * m), A = sum c x (fma in 8 lanes, element i in lane i mod
+ * 8, added 4, 2, 1 apart), B = sum c^2 (exact), then the scale is refitted, round(A / B * units);
+ * with its sc the gain is sc * fma(-sc, B, A + A), which is the square sum less the squared error.
+ * The largest gain wins, the first of equals; a gain above 0 or the span becomes zeros.
+ * r8, q8_0, q4_0 have no search: s = max|x| / 127, codes with the stored s; q8_0 and q4_0 as ggml,
+ * codes with s before it is stored (q4_0: s = m / -8, index = min(15, (int)(x / s + 8.5))).
+ *
+ * A span of zeros has scale 0 and codes of an all-zero index (uniform: of c = 0), and so has one
+ * whose f16 scale rounds to 0. f16 scales saturate at 65504. */
 typedef void (*rf_kv_encode_row_fn)(const rf_kv_shape *shape, const float *row,
-                                    const rf_kv_feedback *feedback, bool plain, int32_t base,
-                                    void *out);
+                                    const rf_kv_feedback *feedback, int32_t base, void *out);
 
 /* Expands count rows, row_bytes apart, into int8 codes[count][width] and f32 scales
  * [count][span_count], the unit and the base included: value = scale * code. */
 typedef void (*rf_kv_expand_fn)(const rf_kv_shape *shape, const void *rows, uint32_t count,
                                 int32_t base, int8_t *codes, float *scales);
 
-/* q rotated, into int16 with one scale: |q| <= 32767; zeros have scale 0. */
+/* q rotated, into int16 with one scale, by the rules of rf_pack_fn: |q| <= 32767; zeros have scale
+ * 0; a NaN or an infinity makes the scale NaN. width is a multiple of 8. */
 typedef void (*rf_kv_query_fn)(const float *q, uint32_t width, int16_t *codes, float *scale);
 
 /* One block of at most RF_ATTEND_BLOCK positions on expanded codes, as rf_attend but
  *   dot_j = sum over spans, ascending, fma((float)integer dot, k_scale[j][span], dot)
  *   s_j = fma(dot_j * q_scale, scale, bias[query])
- * and out += p_j * v_scale[j][span] * v_code, the product p * scale rounded, fma in ascending j. */
+ * and out += p_j * v_scale[j][span] * v_code, the product p * scale rounded, fma in ascending j.
+ * state and out are those of rf_attend: rows kept as f32 or f16 (the first one) join in by it,
+ * rotated, with the rotated f32 q. Spans are width / spans, multiples of 8, at most 64. */
 typedef struct rf_attend_codes {
     const int16_t *q; /* query i at q + i * k_width */
     const float *q_scale;
-    const float *bias; /* [query]: of this block, score units */
+    const float *bias; /* [query]: of this block, score units; NULL: 0 */
     uint32_t query_count;
     const rf_attend_range *visible;
-    const int8_t *k;
+    const int8_t *k; /* [count][k_width] */
     const float *k_scale;
     uint32_t k_width, k_spans;
     const int8_t *v;
@@ -138,8 +185,10 @@ typedef struct rf_kv_kernels {
 void rf_kv_kernels_pick(rf_kv_kernels *kernels, uint32_t cpu_mask);
 
 /* Fills m and d of one block for the quadratic form h[B][B] (symmetric, in the rotated space):
- * adds damping * trace / B to the diagonal and factors. Scalar, set-up work. false when h has a
- * value that is not finite or no positive trace: then use no feedback. scratch: B * B doubles. */
+ * adds damping * trace / B to the diagonal and factors; d is in units of trace / B, since only
+ * ratios of J count. Scalar, set-up work. false (m, d: 0) when h has a value that is not finite or
+ * no positive trace, or is not positive definite with that damping: then use no feedback. scratch:
+ * B * B doubles. B <= RF_KV_BLOCK_MAX. */
 bool rf_kv_factor(const double *h, uint32_t block, double damping, double *scratch, float *m,
                   float *d);
 

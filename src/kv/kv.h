@@ -1,7 +1,7 @@
-/* kv/kv.h: the contract of the KV floor: the public store, and attention over it.
+/* kv/kv.h: the contract of the KV floor: the public store, and what an engine with a team uses.
  *
- * Knows rows, positions and slots; knows no model, no weight and no thread. Who calls attention
- * from several workers gives each its own scratch.
+ * Knows rows, positions and slots; knows no model, no weight and no thread. Appends and attention
+ * are cut into units; who runs them on several workers gives each its own scratch.
  */
 #ifndef RF_KV_H
 #define RF_KV_H
@@ -11,8 +11,34 @@
 
 #include <ringfence/kv.h>
 
+/* Scratch of one worker for appends and attention over a layer of this shape. */
+uint64_t rf_kv_scratch_bytes(uint32_t k_width, uint32_t v_width, uint32_t group);
+
+/* ---- append ------------------------------------------------------------------------------- */
+
+typedef struct rf_kv_append_job { /* filled by begin */
+    rf_kv *kv;
+    uint32_t slot, layer, count;
+    uint64_t first_position;
+    const float *source[2];
+    uint64_t stride[2];
+} rf_kv_append_job;
+
+/* rf_kv_append in parts: begin checks everything; then every unit is run once, in any order and on
+ * any worker; end makes the rows visible to the layer. A job that is not ended changed nothing
+ * that anybody sees. */
+rf_status rf_kv_append_begin(rf_kv *kv, uint32_t slot, uint32_t layer, const float *keys,
+                             uint64_t key_stride, const float *values, uint64_t value_stride,
+                             uint32_t count, rf_kv_append_job *job, rf_error *err);
+uint32_t rf_kv_append_units(const rf_kv_append_job *job);
+void rf_kv_append_run(const rf_kv_append_job *job, uint32_t first_unit, uint32_t last_unit,
+                      void *scratch);
+void rf_kv_append_end(const rf_kv_append_job *job);
+
+/* ---- attention ---------------------------------------------------------------------------- */
+
 /* Tokens of one slot at consecutive positions attend to all that the slot has, each up to its own
- * position: causal, and within the layer's window. */
+ * position: causal, within the layer's window, and to the sinks. */
 typedef struct rf_kv_attend {
     uint32_t slot;
     uint32_t layer;
@@ -20,27 +46,29 @@ typedef struct rf_kv_attend {
     uint64_t first_position;
     uint32_t token_count;
     const float *q; /* token t, head h at q + t * q_stride + h * k_width */
+    const float
+        *q_sink; /* the same for the sinks, turned to min(position, capacity - 1); NULL: q */
     uint64_t q_stride;
     float *out; /* filled; token t, head h at out + t * out_stride + h * v_width */
     uint64_t out_stride;
     float scale; /* of the scores */
 } rf_kv_attend;
 
-/* A job is cut into units (a KV head and a tile of tokens); units may run in any order and on any
- * worker, with the same bits. scratch: rf_kv_attend_scratch_bytes of the widest layer. */
+/* Units may run in any order and on any worker, with the same bits. */
 uint32_t rf_kv_attend_units(const rf_kv *kv, const rf_kv_attend *job);
-uint64_t rf_kv_attend_scratch_bytes(uint32_t k_width, uint32_t v_width, uint32_t group);
-void rf_kv_attend_run(const rf_kv *kv, const rf_kernels *kernels, const rf_kv_attend *job,
-                      uint32_t first_unit, uint32_t last_unit, void *scratch);
+void rf_kv_attend_run(const rf_kv *kv, const rf_kv_attend *job, uint32_t first_unit,
+                      uint32_t last_unit, void *scratch);
 
-/* Bytes of rows that the job widens to f32 for its kernels: what the adapter event of it says. */
+/* Bytes of rows that the job widens or expands for its kernels: what its adapter event says. */
 uint64_t rf_kv_attend_widened_bytes(const rf_kv *kv, const rf_kv_attend *job);
 
-/* The KV format with this name, or RF_FORMAT_NONE. The names, for messages: static. */
-rf_format rf_kv_format_by_name(const char *name);
+/* Whether there is a KV format with this name; their names, for messages: static. */
+bool rf_kv_format_known(const char *name);
 const char *rf_kv_format_names(void);
+/* Whether a format of this name makes use of a calibration. */
+bool rf_kv_format_calibrates(const char *name);
 
-/* The kernels that encode appended rows; set once before the first append. */
-void rf_kv_set_kernels(rf_kv *kv, const rf_kernels *kernels);
+/* The instruction sets whose kernels the store uses; scalar and all that the machine has before. */
+void rf_kv_set_cpu(rf_kv *kv, uint32_t cpu_mask);
 
 #endif

@@ -193,6 +193,20 @@ void rf_buffer_id(rf_buffer buffer, char id[RF_ID_BYTES]);
 rf_status rf_recipe_plan(rf_plan *plan, const rf_recipe *recipe, const rf_config *config,
                          const rf_weight *table, const rf_step_shape *shape, rf_error *err);
 
+/* ---- statistics -------------------------------------------------------------------------- */
+
+/* Sums over a text, of one KV head, before RoPE: what a calibration is made of. Lies in the region
+ * "calibration.sums", a head's sums at rf_sums_of. */
+typedef struct rf_head_sums {
+    uint64_t keys; /* how many */
+    uint64_t queries;
+    float k_norm; /* the longest key and value */
+    float v_norm;
+    double values[]; /* [k_width] sum of k, [k_width][k_width] sum of q qT */
+} rf_head_sums;
+uint64_t rf_sums_bytes(const rf_config *config);
+rf_head_sums *rf_sums_of(const rf_config *config, void *sums, uint32_t layer, uint32_t head);
+
 /* ---- step -------------------------------------------------------------------------------- */
 
 typedef struct rf_step_token {
@@ -237,7 +251,11 @@ typedef struct rf_network { /* everything that a step needs; borrowed, fixed at 
     uint32_t packed_row; /* plan rows of RF_B_PACKED and RF_B_SCRATCH, for adapter events */
     uint32_t scratch_row;
     bool trace_ops; /* an event for each op */
+    void *sums;     /* of a calibration that is being made, or NULL */
 } rf_network;
+
+/* Adds a step's keys and queries of one KV head to network->sums; before RoPE. */
+void rf_sums_add(const rf_network *network, uint32_t layer, uint32_t tokens, uint32_t head);
 
 /* Fills frequencies[rope.dims / 2]: radians per position. */
 void rf_rope_frequencies(const rf_rope_config *rope, const rf_gguf *gguf, double *frequencies);

@@ -147,9 +147,9 @@ static widest widest_of(const rf_config *config, const rf_weight *table, rf_act 
         w.v = RF_MAX(w.v, (uint64_t)layer->kv_heads * layer->v_width);
         w.attn_out = RF_MAX(w.attn_out, (uint64_t)layer->heads * layer->v_width);
         w.ffn = RF_MAX(w.ffn, (uint64_t)layer->ffn);
-        uint64_t attend = rf_kv_attend_scratch_bytes(layer->k_width, layer->v_width,
-                                                     layer->heads / layer->kv_heads);
-        w.scratch_bytes = RF_MAX(w.scratch_bytes, attend);
+        uint64_t rows =
+            rf_kv_scratch_bytes(layer->k_width, layer->v_width, layer->heads / layer->kv_heads);
+        w.scratch_bytes = RF_MAX(w.scratch_bytes, rows);
     }
     for (uint32_t i = RF_W_OUTPUT; i < rf_weight_table_count(config); i++) {
         const rf_weight *weight = &table[i];
@@ -234,7 +234,7 @@ static void note_op(const rf_op *op, int32_t number, lifetime lives[RF_B_COUNT])
         op->kind == RF_OP_MATMUL || op->kind == RF_OP_MATMUL_ADD || op->kind == RF_OP_HEAD;
     if (is_matmul)
         extend(&lives[RF_B_PACKED], number);
-    if (is_matmul || op->kind == RF_OP_ATTEND)
+    if (is_matmul || op->kind == RF_OP_ATTEND || op->kind == RF_OP_APPEND)
         extend(&lives[RF_B_SCRATCH], number);
 }
 

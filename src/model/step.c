@@ -99,6 +99,14 @@ static void swiglu_rows(void *context, uint32_t first, uint32_t last, uint32_t w
     }
 }
 
+static void sums_heads(void *context, uint32_t first, uint32_t last, uint32_t worker)
+{
+    const row_job *job = context;
+    (void)worker;
+    for (uint32_t head = first; head < last; head++)
+        rf_sums_add(job->network, job->layer, job->input->token_count, head);
+}
+
 /* Runs fn over count rows of about row_cost multiply-adds each. */
 static void run_rows(rf_network *network, uint32_t count, uint64_t row_cost, rf_work_fn fn,
                      void *context)
@@ -231,6 +239,19 @@ static void matmul_op(rf_network *network, const rf_op *op, uint32_t layer, uint
 
 /* ---- attention --------------------------------------------------------------------------- */
 
+typedef struct append_job {
+    rf_network *network;
+    rf_kv_append_job rows;
+} append_job;
+
+static void append_units(void *context, uint32_t first, uint32_t last, uint32_t worker)
+{
+    const append_job *job = context;
+    uint8_t *scratch =
+        (uint8_t *)job->network->buffers[RF_B_SCRATCH] + worker * job->network->scratch_stride;
+    rf_kv_append_run(&job->rows, first, last, scratch);
+}
+
 static rf_status append_op(rf_network *network, const rf_step_input *input, uint32_t layer_index,
                            rf_error *err)
 {
@@ -241,10 +262,15 @@ static rf_status append_op(rf_network *network, const rf_step_input *input, uint
         const rf_step_run *run = &input->runs[r];
         const float *k = (const float *)network->buffers[RF_B_K] + run->first_row * k_stride;
         const float *v = (const float *)network->buffers[RF_B_V] + run->first_row * v_stride;
-        rf_status status = rf_kv_append(network->kv, run->slot, layer_index, k, k_stride, v,
-                                        v_stride, run->count, err);
+        append_job job = {.network = network};
+        rf_status status = rf_kv_append_begin(network->kv, run->slot, layer_index, k, k_stride, v,
+                                              v_stride, run->count, &job.rows, err);
         if (status)
             return status;
+        uint32_t units = rf_kv_append_units(&job.rows);
+        uint64_t cost = (k_stride + v_stride) * run->count * 8u; /* encoding, in multiply-adds */
+        rf_team_run(network->team, units, cost < INLINE_MACS ? units : 1, append_units, &job);
+        rf_kv_append_end(&job.rows);
     }
     return RF_OK;
 }
@@ -284,8 +310,8 @@ static void attend_units(void *context, uint32_t first, uint32_t last, uint32_t 
         uint32_t to = RF_MIN(last, end);
         if (from >= to)
             continue;
-        rf_kv_attend_run(job->network->kv, job->network->kernels, &attend, from - run->first_unit,
-                         to - run->first_unit, scratch);
+        rf_kv_attend_run(job->network->kv, &attend, from - run->first_unit, to - run->first_unit,
+                         scratch);
     }
 }
 
@@ -365,6 +391,8 @@ static rf_status run_op(rf_network *network, rf_step_input *input, const rf_op *
             matmul_op(network, op, layer, input->logit_count);
         return check_logits(network, input->logit_count, err);
     case RF_OP_ROPE:
+        if (network->sums)
+            rf_team_run(network->team, config->layers[layer].kv_heads, 1, sums_heads, &job);
         run_rows(network, tokens, config->layers[layer].heads * config->layers[layer].k_width * 4u,
                  rope_rows, &job);
         break;

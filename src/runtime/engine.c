@@ -71,7 +71,7 @@ static rf_status check_frequencies(const rf_config *config, const double *freque
     return RF_OK;
 }
 
-static rf_status take_tables(rf_model *model, rf_error *err)
+static rf_status take_rope(rf_model *model, rf_error *err)
 {
     const rf_model_plan *plan = model->plan;
     rf_scope *scope = &model->model_scope;
@@ -84,9 +84,42 @@ static rf_status take_tables(rf_model *model, rf_error *err)
     if ((status = check_frequencies(plan->config, frequencies, err)))
         return status;
     model->network.rope_frequencies = frequencies;
+    return RF_OK;
+}
 
+static rf_status open_kv(rf_model *model, rf_error *err)
+{
+    rf_kv_config config = model->plan->kv;
+    config.rope.frequencies = model->network.rope_frequencies;
+    rf_status status = rf_kv_open(&model->model_scope, &config, &model->kv, err);
+    if (status)
+        return status;
+    rf_kv_set_cpu(model->kv, model->plan->options.cpu_mask);
+    return config.calibrated ? rf_calibration_load(model, model->plan->calibration, err) : RF_OK;
+}
+
+static rf_status take_calibration(rf_model *model, rf_error *err)
+{
+    const rf_config *config = model->plan->config;
+    if (!model->plan->options.calibrate)
+        return RF_OK;
+    rf_status status =
+        take(&model->model_scope, "calibration.sums", "f64", rf_sums_bytes(config) / sizeof(double),
+             sizeof(double), &model->sums, err);
+    if (status)
+        return status;
+    return take(&model->model_scope, "calibration.table", "f32",
+                rf_calibration_table_bytes(config) / sizeof(float), sizeof(float),
+                &model->calibration, err);
+}
+
+static rf_status take_tables(rf_model *model, rf_error *err)
+{
+    const rf_model_plan *plan = model->plan;
+    rf_scope *scope = &model->model_scope;
     uint32_t slots = plan->info.slots;
-    status = take(scope, "sample.state", "bytes", slots, sizeof(rf_sampler), &model->samplers, err);
+    rf_status status =
+        take(scope, "sample.state", "bytes", slots, sizeof(rf_sampler), &model->samplers, err);
     if (status)
         return status;
     rf_sampling sampling;
@@ -191,9 +224,12 @@ static rf_status open_parts(rf_model *model, rf_progress_fn progress, void *cont
         return status;
     if ((status = adopt_file(model, err)))
         return status;
-    if ((status = rf_kv_open(&model->model_scope, &plan->kv, &model->kv, err)))
+    if ((status = take_rope(model, err)))
         return status;
-    rf_kv_set_kernels(model->kv, &plan->kernels);
+    if ((status = open_kv(model, err)))
+        return status;
+    if ((status = take_calibration(model, err)))
+        return status;
     if ((status = take_tables(model, err)))
         return status;
     if ((status = start_team(model, err)))

@@ -29,7 +29,8 @@ void rf_options_init(rf_options *options)
                             .logit_rows = 1,
                             .text_bytes = 64 * 1024,
                             .cpu_mask = RF_CPU_ALL,
-                            .event_capacity = 1024};
+                            .event_capacity = 1024,
+                            .kv_recent = 2};
 }
 
 static bool same_text(const char *a, const char *b)
@@ -105,7 +106,7 @@ static rf_status resolve_kv(rf_model_plan *plan, rf_error *err)
     char *kept[2] = {plan->kv_k, plan->kv_v};
     for (int side = 0; side < 2; side++) {
         const char *name = names[side] ? names[side] : "f16";
-        if (rf_kv_format_by_name(name) == RF_FORMAT_NONE) {
+        if (!rf_kv_format_known(name)) {
             rf_fail(err, RF_ERR_USAGE, side ? "kv_v" : "kv_k", "unknown KV format");
             rf_fail_expected(err, "one of: %s", rf_kv_format_names());
             return rf_fail_got(err, "%s", name);
@@ -121,11 +122,18 @@ static rf_status resolve_kv(rf_model_plan *plan, rf_error *err)
                                            .k_format = plan->kv_k,
                                            .v_format = plan->kv_v};
     }
-    plan->kv = (rf_kv_config){.layers = plan->kv_layers,
-                              .layer_count = plan->config->layer_count,
-                              .slots = plan->info.slots,
-                              .capacity = plan->info.ctx,
-                              .chunk = plan->info.chunk};
+    rf_kv_config_init(&plan->kv);
+    plan->kv.layers = plan->kv_layers;
+    plan->kv.layer_count = plan->config->layer_count;
+    plan->kv.slots = plan->info.slots;
+    plan->kv.capacity = plan->info.ctx;
+    plan->kv.chunk = plan->info.chunk;
+    plan->kv.recent_blocks = plan->options.kv_recent;
+    plan->kv.rope = (rf_kv_rope){.dims = plan->config->rope.dims,
+                                 .interleaved = plan->config->rope.interleaved};
+    plan->kv.calibrated = plan->options.kv_calibration && rf_kv_format_calibrates(plan->kv_k);
+    if (plan->options.kv_calibration)
+        rf_print(plan->calibration, sizeof plan->calibration, "%s", plan->options.kv_calibration);
     return RF_OK;
 }
 
@@ -217,6 +225,18 @@ static rf_status add_worker_rows(rf_model_plan *plan, rf_error *err)
     return status;
 }
 
+static rf_status add_calibration_rows(rf_model_plan *plan, rf_error *err)
+{
+    uint64_t sums = rf_sums_bytes(plan->config) / sizeof(double);
+    uint64_t floats = rf_calibration_table_bytes(plan->config) / sizeof(float);
+    rf_status status = rf_plan_add_region(&plan->regions, "calibration.sums", "f64", RF_SCOPE_MODEL,
+                                          RF_POOL_TABLES, sums, sizeof(double), err);
+    if (status)
+        return status;
+    return rf_plan_add_region(&plan->regions, "calibration.table", "f32", RF_SCOPE_MODEL,
+                              RF_POOL_TABLES, floats, sizeof(float), err);
+}
+
 /* The model's own tables, beside those of the floors below. */
 static rf_status add_table_rows(rf_model_plan *plan, rf_error *err)
 {
@@ -240,6 +260,11 @@ static rf_status add_table_rows(rf_model_plan *plan, rf_error *err)
         {"plan.rows", "bytes", RF_SCOPE_AMBIENT, RF_POOL_OTHER, plan->reserved_bytes, 1},
         {"process.libc", "bytes", RF_SCOPE_AMBIENT, RF_POOL_OTHER, LIBC_BYTES, 1},
     };
+    if (plan->options.calibrate) {
+        rf_status status = add_calibration_rows(plan, err);
+        if (status)
+            return status;
+    }
     for (size_t i = 0; i < RF_ARRAY_COUNT(rows); i++) {
         rf_status status =
             rf_plan_add_region(&plan->regions, rows[i].id, rows[i].format, rows[i].scope,
@@ -302,6 +327,10 @@ static void list_unknown(rf_model_plan *plan)
 static rf_status measure_text(rf_model_plan *plan, rf_error *err)
 {
     const rf_gguf *gguf = &plan->file->gguf;
+    uint64_t text_bytes = plan->options.text_bytes;
+    if (plan->options.calibrate)
+        text_bytes = RF_MAX(text_bytes, rf_calibration_text_bytes);
+    plan->options.text_bytes = text_bytes;
     if (!rf_gguf_find(gguf, "tokenizer.ggml.model") &&
         !rf_gguf_find(gguf, "tokenizer.ggml.tokens")) {
         add_note(plan, "the file has no vocabulary: no text can be given or written");

@@ -6,6 +6,8 @@
 #include "model/model.h"
 #include "text/text.h"
 
+#include "kernels/kv_codec.h"
+
 #include <ringfence/ringfence.h>
 
 /* ---- file -------------------------------------------------------------------------------- */
@@ -45,6 +47,7 @@ struct rf_model_plan { /* lies at the start of its own reservation: config, weig
     rf_kv_layer *kv_layers;
     rf_kv_config kv;
     char kv_k[16], kv_v[16];
+    char calibration[4096]; /* path of the file; empty: none */
     char notes[RF_NOTES_MAX][192];
     rf_suggestion suggestions[RF_SUGGESTIONS_MAX];
     uint32_t *unknown; /* indices of tensors that have no id or no use */
@@ -79,6 +82,14 @@ struct rf_tokenizer {
 /* Takes the rows of rf_text_plan from the scope and builds the tables. */
 rf_status rf_text_open(rf_scope *scope, const rf_vocab *vocab, const rf_text_shape *shape,
                        uint64_t text_bytes, rf_tokenizer **out, rf_error *err);
+
+/* ---- calibration --------------------------------------------------------------------------- */
+
+extern const char rf_calibration_text[];
+extern const uint64_t rf_calibration_text_bytes;
+uint64_t rf_calibration_table_bytes(const rf_config *config);
+/* Brings the statistics of a file into the store. Errors: RF_ERR_IO, RF_ERR_BAD_MODEL. */
+rf_status rf_calibration_load(rf_model *model, const char *path, rf_error *err);
 
 /* ---- sampling ---------------------------------------------------------------------------- */
 
@@ -116,6 +127,9 @@ struct rf_model { /* lies in the region "model.state" */
     rf_candidate *candidates; /* [vocab_count] */
     uint8_t *slot_seen;       /* [slots]: scratch of rf_step */
     rf_step_item *items;      /* [chunk]: scratch of rf_prefill */
+    void *sums;               /* of a calibration that is made here; NULL: none */
+    float *calibration;       /* its table */
+    uint64_t calibration_tokens;
     atomic_bool cancel;
 };
 
