@@ -59,9 +59,12 @@ static void close_store(fixture *f)
 static fixture make(uint32_t layer_count, const uint32_t *windows, uint64_t capacity,
                     uint32_t chunk, uint32_t slots, const char *format)
 {
-    fixture f = {
-        .config = {
-            .layer_count = layer_count, .slots = slots, .capacity = capacity, .chunk = chunk}};
+    fixture f = {0};
+    rf_kv_config_init(&f.config);
+    f.config.layer_count = layer_count;
+    f.config.slots = slots;
+    f.config.capacity = capacity;
+    f.config.chunk = chunk;
     for (uint32_t i = 0; i < layer_count; i++) {
         f.layers[i] = (rf_kv_layer){.kv_heads = 2,
                                     .k_width = 8,
@@ -294,8 +297,11 @@ static void what_cannot_be_a_store_is_refused_with_its_name(void **state)
         {"kv.layers[0].k", 16, 1, 4, 8, 8, 2, "q4_k", RF_ERR_USAGE},
         {"kv.layers[0].k", 16, 1, 4, 8, 8, 2, "f3", RF_ERR_USAGE},
         {"kv.layers[0].k", 16, 1, 4, 8, 8, 2, "f32x", RF_ERR_USAGE},
-        {"kv.layers[0].k", UINT64_MAX / 2, 1, 4, 8, 8, 2, "f32", RF_ERR_NO_FIT},
-        {"kv.layers[0].k", UINT64_MAX, 4, 4, 8, 8, 2, "f32", RF_ERR_NO_FIT},
+        {"ctx", (1ull << 48) + 1, 1, 4, 8, 8, 2, "f32", RF_ERR_NO_FIT},
+        {"ctx", UINT64_MAX / 2, 1, 4, 8, 8, 2, "f32", RF_ERR_NO_FIT},
+        {"ctx", UINT64_MAX, 4, 4, 8, 8, 2, "f32", RF_ERR_NO_FIT},
+        {"kv.layers[0].k", 1ull << 48, 1 << 20, 4, 8, 8, 2, "f32", RF_ERR_NO_FIT},
+        {"kv.layers[0].k", 1ull << 48, 1 << 20, 4, 8, 8, 2, "r3", RF_ERR_NO_FIT},
         {"kv.layers[0].k", 1ull << 33, UINT32_MAX, 4, 8, 8, UINT32_MAX, "f32", RF_ERR_NO_FIT},
     };
     for (size_t i = 0; i < RF_ARRAY_COUNT(cases); i++) {
@@ -313,8 +319,8 @@ static void what_cannot_be_a_store_is_refused_with_its_name(void **state)
         assert_int_equal(rf_kv_open(NULL, &f.config, &kv, &err), cases[i].status);
         assert_int_equal(rf_kv_open(NULL, &f.config, &kv, NULL), cases[i].status);
         assert_null(kv);
-        if (strcmp(cases[i].format, "f32") != 0)
-            assert_non_null(strstr(err.expected, "f32 f16"));
+        if (!rf_kv_format_known(cases[i].format))
+            assert_non_null(strstr(err.expected, rf_kv_format_names()));
     }
 }
 
@@ -720,12 +726,10 @@ static void halves_are_rounded_to_the_nearest_and_ties_to_even(void **state)
     };
     for (int set = 0; set < 2; set++) {
         fixture f = make(1, NULL, 16, 1, 1, "f16");
-        rf_kernels kernels;
         f.layers[0].kv_heads = 1;
         f.layers[0].k_width = f.layers[0].v_width = 24; /* a vector step and a rest */
         open_store(&f, false);
-        rf_kernels_pick(&kernels, set == 0 ? RF_CPU_ALL : RF_CPU_SCALAR);
-        rf_kv_set_kernels(f.kv, &kernels);
+        rf_kv_set_cpu(f.kv, set == 0 ? RF_CPU_ALL : RF_CPU_SCALAR);
         float row[24];
         for (uint32_t i = 0; i < 24; i++)
             row[i] = cases[i % RF_ARRAY_COUNT(cases)].value;
@@ -745,13 +749,26 @@ static void halves_are_rounded_to_the_nearest_and_ties_to_even(void **state)
 static void formats_are_found_by_their_whole_name(void **state)
 {
     (void)state;
-    assert_int_equal(rf_kv_format_by_name("f32"), RF_F32);
-    assert_int_equal(rf_kv_format_by_name("f16"), RF_F16);
-    assert_int_equal(rf_kv_format_by_name(NULL), RF_F16);
-    assert_int_equal(rf_kv_format_by_name(""), RF_FORMAT_NONE);
-    assert_int_equal(rf_kv_format_by_name("f1"), RF_FORMAT_NONE);
-    assert_int_equal(rf_kv_format_by_name("f16 "), RF_FORMAT_NONE);
-    assert_int_equal(rf_kv_format_by_name("f32 f16"), RF_FORMAT_NONE);
+    static const char *const names[] = {"f32", "f16", "bf16", "q8_0", "q4_0",
+                                        "r8",  "r6",  "r5",   "r4",   "r3"};
+    static const char *const others[] = {"", "f1", "f16 ", "f32 f16", "R8", "r", "r88", "q8", "r7"};
+    size_t listed = 0;
+    for (size_t i = 0; i < RF_ARRAY_COUNT(names); i++) {
+        assert_true(rf_kv_format_known(names[i]));
+        assert_non_null(strstr(rf_kv_format_names(), names[i]));
+        assert_int_equal(rf_kv_format_calibrates(names[i]), names[i][0] == 'r');
+        listed += strlen(names[i]) + 1;
+    }
+    assert_int_equal(strlen(rf_kv_format_names()) + 1, listed); /* these and no other */
+    for (size_t i = 0; i < RF_ARRAY_COUNT(others); i++) {
+        assert_false(rf_kv_format_known(others[i]));
+        assert_false(rf_kv_format_calibrates(others[i]));
+    }
+    assert_true(rf_kv_format_known(NULL)); /* f16 */
+    fixture f = make(1, NULL, 4, 4, 1, NULL);
+    open_store(&f, false);
+    assert_int_equal(rf_kv_row_bytes(f.kv, 0, RF_KV_K), 16);
+    close_store(&f);
 }
 
 int main(void)

@@ -76,21 +76,21 @@ typedef struct playing {
     uint32_t cpu_mask;
 } playing;
 
-static void attend(const rf_kv *kv, const rf_kernels *kernels, const rf_kv_attend *job,
-                   unit_order order, void *scratch, uint64_t scratch_bytes)
+static void attend(const rf_kv *kv, const rf_kv_attend *job, unit_order order, void *scratch,
+                   uint64_t scratch_bytes)
 {
     uint32_t units = rf_kv_attend_units(kv, job);
     /* Scratch may hold anything; NaN would spread from every element that is used unwritten. */
     memset(scratch, 0xFF, scratch_bytes);
     if (order == ALL_AT_ONCE)
-        rf_kv_attend_run(kv, kernels, job, 0, units, scratch);
+        rf_kv_attend_run(kv, job, 0, units, scratch);
     for (uint32_t unit = units; order == BACKWARDS && unit-- > 0;) {
-        rf_kv_attend_run(kv, kernels, job, unit, unit + 1, scratch);
+        rf_kv_attend_run(kv, job, unit, unit + 1, scratch);
         memset(scratch, 0xFF, scratch_bytes);
     }
     if (order == IN_TWO_PARTS) {
-        rf_kv_attend_run(kv, kernels, job, units / 3, units, scratch);
-        rf_kv_attend_run(kv, kernels, job, 0, units / 3, scratch);
+        rf_kv_attend_run(kv, job, units / 3, units, scratch);
+        rf_kv_attend_run(kv, job, 0, units / 3, scratch);
     }
 }
 
@@ -98,15 +98,18 @@ static void attend(const rf_kv *kv, const rf_kernels *kernels, const rf_kv_atten
 static void play(const attention *c, const playing *p, float *out)
 {
     rf_kv_layer layer = {c->kv_heads, c->k_width, c->v_width, c->window, c->format, c->format};
-    rf_kv_config config = {&layer, 1, 1, p->capacity, p->chunk};
+    rf_kv_config config;
     rf_error err = {0};
     rf_kv *kv = NULL;
-    rf_kernels kernels;
-    rf_kernels_pick(&kernels, p->cpu_mask);
+    rf_kv_config_init(&config);
+    config.layers = &layer;
+    config.layer_count = 1;
+    config.capacity = p->capacity;
+    config.chunk = p->chunk;
     if (rf_kv_open(NULL, &config, &kv, &err) != RF_OK)
         fail_msg("%s: %s", err.where, err.what);
-    rf_kv_set_kernels(kv, &kernels);
-    uint64_t scratch_bytes = rf_kv_attend_scratch_bytes(c->k_width, c->v_width, c->group);
+    rf_kv_set_cpu(kv, p->cpu_mask);
+    uint64_t scratch_bytes = rf_kv_scratch_bytes(c->k_width, c->v_width, c->group);
     assert_int_equal(scratch_bytes % RF_CACHE_LINE, 0);
     void *scratch = aligned_alloc(RF_CACHE_LINE, scratch_bytes);
     assert_non_null(scratch);
@@ -126,7 +129,7 @@ static void play(const attention *c, const playing *p, float *out)
                             .out = out + at * v_stride * c->group,
                             .out_stride = v_stride * c->group,
                             .scale = 1.0f / sqrtf((float)c->k_width)};
-        attend(kv, &kernels, &job, p->order, scratch, scratch_bytes);
+        attend(kv, &job, p->order, scratch, scratch_bytes);
         assert_int_equal(rf_kv_commit(kv, 0, &err), RF_OK);
         at += count;
     }

@@ -219,8 +219,13 @@ static rf_status suggest(rf_error *err)
 static rf_status open_store(rf_error *err)
 {
     rf_kv_layer layer = {2, 8, 8, 0, "f16", "f16"};
-    rf_kv_config config = {&layer, 1, 1, 16, 4};
+    rf_kv_config config;
     rf_kv *kv = NULL;
+    rf_kv_config_init(&config);
+    config.layers = &layer;
+    config.layer_count = 1;
+    config.capacity = 16;
+    config.chunk = 4;
     rf_status status = rf_kv_open(NULL, &config, &kv, err);
     rf_kv_close(kv);
     return status;

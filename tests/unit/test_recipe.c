@@ -357,8 +357,8 @@ static void buffers_are_as_large_as_the_widest_layer_needs(void **state)
     rf_buffer_extent scratch = rf_buffer_extent_of(&s.config, s.table, &s.shape, RF_B_SCRATCH);
     assert_int_equal(scratch.count, s.shape.workers);
     assert_int_equal(scratch.unit_bytes % RF_CACHE_LINE, 0); /* each worker's part is aligned */
-    assert_true(scratch.unit_bytes >= rf_kv_attend_scratch_bytes(16, 24, 4));
-    assert_true(scratch.unit_bytes >= rf_kv_attend_scratch_bytes(32, 8, 1));
+    assert_true(scratch.unit_bytes >= rf_kv_scratch_bytes(16, 24, 4));
+    assert_true(scratch.unit_bytes >= rf_kv_scratch_bytes(32, 8, 1));
 }
 
 /* The arrays of a step's input lie inside their buffer, aligned, and not upon each other. */
