@@ -30,6 +30,7 @@ static rf_status read_header(const rf_mapping *mapping, bool owns_mapping, const
         rf_os_release(memory, bytes);
         return status;
     }
+    rf_os_touch(memory, bytes); /* a row of the plan: it is resident from now on */
     rf_file *file = memory;
     file->mapping = *mapping;
     file->owns_mapping = owns_mapping;
