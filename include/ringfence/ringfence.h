@@ -27,7 +27,8 @@ typedef struct rf_file rf_file;
 /* Maps the file read-only and reads its header. Errors: RF_ERR_IO, RF_ERR_BAD_MODEL,
  * RF_ERR_UNSUPPORTED. A data part that is missing or cut off is no error here. */
 RF_API rf_status rf_file_open(const char *path, rf_file **out, rf_error *err);
-/* The same for bytes that the caller keeps until close (borrows); name is copied (cut at 255). */
+/* The same for bytes that the caller keeps until close (borrows), at a multiple of 8; name is
+ * copied (cut at 255). */
 RF_API rf_status rf_file_open_memory(const char *name, const void *data, uint64_t bytes,
                                      rf_file **out, rf_error *err);
 RF_API void rf_file_close(rf_file *file);

@@ -403,7 +403,7 @@ static rf_status place_tensors(reader *in)
         rf_gguf_tensor *tensor = &gguf->tensors[i];
         uint64_t end;
         fits = fits && rf_add(tensor->offset, gguf->data_offset, &tensor->offset);
-        if (!fits || !rf_add(tensor->offset, tensor->bytes, &end))
+        if (!fits || !rf_add(tensor->offset, tensor->bytes, &end) || end > INT64_MAX)
             return rf_fail(in->err, RF_ERR_BAD_MODEL, tensor_place(in, tensor),
                            "its end does not fit into 64 bits");
         gguf->data_end = RF_MAX(gguf->data_end, end);

@@ -6,6 +6,8 @@
  */
 #include "model/model.h"
 
+#include <string.h>
+
 typedef struct reader {
     const rf_gguf *gguf;
     const char *architecture;
@@ -17,6 +19,12 @@ static const rf_gguf_key *find(reader *r, const char *suffix)
 {
     rf_print(r->key, sizeof r->key, "%s.%s", r->architecture, suffix);
     return rf_gguf_find(r->gguf, r->key);
+}
+
+/* The type of a key's value, or of each value of an array. */
+static rf_gguf_type scalar_type(const rf_gguf_key *key)
+{
+    return key->type == RF_GGUF_ARRAY ? key->element_type : key->type;
 }
 
 static rf_status bad_range(reader *r, uint64_t low, uint64_t high, uint64_t got)
@@ -35,7 +43,8 @@ static rf_status read_element(reader *r, const char *suffix, uint64_t index, uin
         if (!fallback)
             return rf_fail(r->err, RF_ERR_BAD_MODEL, r->key, "the key is missing");
         *out = *fallback;
-    } else if (!rf_gguf_u64(key, key->type == RF_GGUF_ARRAY ? index : 0, out)) {
+    } else if (scalar_type(key) == RF_GGUF_BOOL ||
+               !rf_gguf_u64(key, key->type == RF_GGUF_ARRAY ? index : 0, out)) {
         rf_fail(r->err, RF_ERR_BAD_MODEL, r->key, "not a whole number that is not negative");
         return rf_fail_got(r->err, "%s", rf_gguf_type_name(key->type));
     }
@@ -85,14 +94,9 @@ static rf_status read_positive(reader *r, const char *suffix, double *out, bool 
     *found = key != NULL;
     if (!key)
         return RF_OK;
-    uint64_t whole = 0;
-    bool is_number = key->type != RF_GGUF_ARRAY && rf_gguf_f64(key, 0, &value);
-    if (!is_number && key->type != RF_GGUF_ARRAY && rf_gguf_u64(key, 0, &whole)) {
-        is_number = true;
-        value = (double)whole;
-    }
-    if (!is_number) {
-        rf_fail(r->err, RF_ERR_BAD_MODEL, r->key, "not a number");
+    if (key->type == RF_GGUF_ARRAY || !rf_gguf_f64(key, 0, &value)) {
+        rf_fail(r->err, RF_ERR_BAD_MODEL, r->key, "not a number with a fraction");
+        rf_fail_expected(r->err, "f32");
         return rf_fail_got(r->err, "%s", rf_gguf_type_name(key->type));
     }
     if (!is_positive_finite((double)(float)value)) { /* some of them are used as floats */
@@ -120,7 +124,7 @@ static rf_status read_names(const rf_gguf *gguf, rf_config *config, rf_error *er
         return rf_fail(err, RF_ERR_BAD_MODEL, "general.architecture", "the key is missing");
     }
     if (!rf_gguf_text(key, &text) || text.length == 0 ||
-        text.length >= sizeof config->architecture) {
+        text.length >= sizeof config->architecture || memchr(text.bytes, 0, text.length)) {
         return rf_fail(err, RF_ERR_BAD_MODEL, "general.architecture", "not a short text");
     }
     copy_text(text, config->architecture, sizeof config->architecture);
@@ -256,8 +260,12 @@ static rf_status read_rope_scaling(reader *r, rf_rope_config *rope)
         const char *suffix;
         double *out;
     } keys[] = {{"rope.scaling.low_freq_factor", &rope->low_freq_factor},
-                {"rope.scaling.high_freq_factor", &rope->high_freq_factor},
-                {"rope.scaling.original_context_length", &rope->original_ctx}};
+                {"rope.scaling.high_freq_factor", &rope->high_freq_factor}};
+    uint64_t original = 0;
+    status = read_u64(r, "rope.scaling.original_context_length", 1, 1u << 30, NULL, &original);
+    if (status)
+        return status;
+    rope->original_ctx = (double)original;
     for (size_t i = 0; i < RF_ARRAY_COUNT(keys); i++) {
         status = read_positive(r, keys[i].suffix, keys[i].out, &found);
         if (status)

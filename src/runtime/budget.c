@@ -86,6 +86,11 @@ void rf_budget_suggest(rf_model_plan *plan)
         suggest(plan, saving(plan, &options), "prompts are read more slowly; same text", "-b 32");
         options.chunk = info->chunk;
     }
+    if (info->threads > 1) {
+        options.threads = 1;
+        suggest(plan, saving(plan, &options), "one processor works; same text", "-t 1");
+        options.threads = plan->options.threads;
+    }
     if (info->slots > 1) {
         options.slots = info->slots / 2;
         suggest(plan, saving(plan, &options), "fewer sequences at once; same text", "--slots %u",

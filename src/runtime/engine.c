@@ -189,8 +189,13 @@ static rf_status populate(const rf_model_plan *plan, rf_progress_fn progress, vo
 static rf_status check_openable(const rf_model_plan *plan, rf_error *err)
 {
     if (plan->info.data_missing) {
+        const rf_gguf *gguf = &plan->file->gguf;
+        uint32_t first = 0;
+        while (first + 1 < gguf->tensor_count && gguf->tensors[first].in_file)
+            first++;
         rf_fail(err, RF_ERR_BAD_MODEL, plan->file->name,
-                "the file is cut off: tensors are missing");
+                "the file is cut off before the end of %.*s", (int)gguf->tensors[first].name.length,
+                gguf->tensors[first].name.bytes);
         rf_fail_expected(err, "%llu bytes", (unsigned long long)plan->file->gguf.data_end);
         return rf_fail_got(err, "%llu bytes", (unsigned long long)plan->file->gguf.size);
     }

@@ -30,6 +30,7 @@ static rf_status read_header(const rf_mapping *mapping, bool owns_mapping, const
         rf_os_release(memory, bytes);
         return status;
     }
+    rf_os_touch(memory, bytes); /* a row of the plan: it is resident from now on */
     rf_file *file = memory;
     file->mapping = *mapping;
     file->owns_mapping = owns_mapping;
@@ -70,6 +71,10 @@ rf_status rf_file_open_memory(const char *name, const void *data, uint64_t bytes
     rf_error own;
     if (!err)
         err = &own;
+    if ((uintptr_t)data % sizeof(double) != 0) { /* tensors of floats are read where they lie */
+        rf_fail(err, RF_ERR_USAGE, name, "the bytes of a file must be aligned");
+        return rf_fail_expected(err, "a multiple of %zu", sizeof(double));
+    }
     rf_mapping mapping = {data, bytes};
     return read_header(&mapping, false, name, out, err);
 }

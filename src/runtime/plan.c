@@ -424,6 +424,7 @@ rf_status rf_plan_compute(const rf_file *file, const rf_options *options, rf_mod
     status = rf_os_reserve(bytes, &memory, err);
     if (status)
         return status;
+    rf_os_touch(memory, bytes); /* a row of the plan as well: it is resident from now on */
     rf_model_plan *plan = memory;
     plan->file = file;
     plan->reserved_bytes = bytes;

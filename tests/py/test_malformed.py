@@ -22,10 +22,10 @@ GROUPS = {
     "offsets and alignment": more_of.place_cases,
     "vocabularies": more_of.vocabulary_cases,
     "data": more_of.data_cases,
-    "random damage": lambda: more_of.damaged(200 if not runner.SANITIZED else 400, 1),
-    "splices": lambda: more_of.spliced(200 if not runner.SANITIZED else 400, 2),
+    "random damage": lambda: more_of.damaged(200, 1),
+    "splices": lambda: more_of.spliced(200, 2),
 }
-PLACE = re.compile(r"\d|magic|version|header|file|byte|end|key|tensor|truncat", re.I)
+PLACE = re.compile(r"\d|\w\.\w|magic|version|header|file|byte|end|key|tensor|truncat", re.I)
 
 
 def arguments(command, path):
@@ -107,7 +107,8 @@ def judge(case, folder, number):
         file.write(case.bytes())
     found = []
     for command in cases_of.COMMANDS:
-        for as_json in (False, True):
+        # A sanitizer's build is slow: there, each case is run one way or the other.
+        for as_json in (False, True) if not runner.SANITIZED else (number % 2 == 1,):
             extra = ["--json"] if as_json else []
             done = runner.execute([*arguments(command, path), *extra], timeout=SECONDS * 2)
             found += [f"{case.name} [{' '.join([command, *extra])}]: {words}" for words in

@@ -280,6 +280,23 @@ static void a_file_that_shrinks_while_it_is_read_in_is_an_error(void **state)
     now = (refusal){.counting = true, .call = CALL_MADVISE, .left = 1};
     assert_int_equal(open_model(&err), RF_ERR_IO);
     now.counting = false;
+    assert_non_null(strstr(err.what, "shrank"));
+}
+
+static void a_plan_that_is_refused_for_its_options_holds_nothing(void **state)
+{
+    (void)state;
+    rf_file *file = NULL;
+    rf_model_plan *plan = NULL;
+    rf_options options;
+    rf_options_init(&options);
+    options.kv_v = "f64";
+    now = (refusal){.counting = true, .call = CALL_COUNT};
+    assert_int_equal(rf_file_open(MODEL_PATH, &file, NULL), RF_OK);
+    assert_int_equal(rf_plan_make(file, &options, &plan, NULL), RF_ERR_USAGE);
+    rf_file_close(file);
+    now.counting = false;
+    assert_int_equal(now.mappings, 0);
 }
 
 static void every_acquisition_of_the_smaller_nouns_may_be_refused(void **state)
@@ -316,6 +333,7 @@ int main(void)
         cmocka_unit_test(every_mapping_of_a_model_may_be_refused),
         cmocka_unit_test(every_thread_of_a_model_may_be_refused),
         cmocka_unit_test(a_file_that_shrinks_while_it_is_read_in_is_an_error),
+        cmocka_unit_test(a_plan_that_is_refused_for_its_options_holds_nothing),
         cmocka_unit_test(every_acquisition_of_the_smaller_nouns_may_be_refused),
         cmocka_unit_test(a_leak_would_be_counted),
     };
