@@ -97,7 +97,10 @@ typedef struct rf_options {
     uint64_t text_bytes;  /* longest text that will be tokenised */
     const char *kv_k;     /* format names; NULL: f16 */
     const char *kv_v;
-    uint32_t kv_recent;         /* blocks of 32 that narrow formats also keep as r8 */
+    const char *kv_layers; /* "RANGE:K[/V],...": formats of single layers; later ones win; NULL */
+    uint32_t sinks;        /* first positions that stay when the ring wraps */
+    bool endless;          /* the ring may wrap: a slot is never full */
+    uint32_t kv_recent;    /* blocks of 32 that narrow formats also keep as r8 */
     const char *kv_calibration; /* file of rf_calibration_save; NULL: none */
     bool calibrate;             /* plan the memory of rf_calibrate */
     uint32_t cpu_mask;          /* instruction sets: 0xFFFF all */
@@ -214,8 +217,8 @@ RF_API rf_status rf_calibrate(rf_model *model, bool quick, rf_progress_fn progre
                               rf_error *err);
 /* Writes them beside path and renames: a file that was there stays whole on failure. */
 RF_API rf_status rf_calibration_save(const rf_model *model, const char *path, rf_error *err);
-/* Whether a KV format of this name makes use of a calibration; false also for unknown names. */
-RF_API bool rf_kv_calibrates(const char *format);
+/* Whether the key formats of these options (kv_k, kv_layers) make use of a calibration. */
+RF_API bool rf_options_calibrate(const rf_options *options);
 
 /* ---- check ------------------------------------------------------------------------------- */
 

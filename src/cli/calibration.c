@@ -100,7 +100,7 @@ rf_status cli_calibration_ready(const cli_args *args, cli_model *model, rf_optio
                                 bool only_plan, rf_error *err)
 {
     const char *wish = args->kv_calibration ? args->kv_calibration : "auto";
-    if (!rf_kv_calibrates(options->kv_k) || strcmp(wish, "off") == 0)
+    if (!rf_options_calibrate(options) || strcmp(wish, "off") == 0)
         return RF_OK;
     if (strcmp(wish, "auto") != 0) {
         options->kv_calibration = wish;

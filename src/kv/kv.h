@@ -62,8 +62,9 @@ void rf_kv_attend_run(const rf_kv *kv, const rf_kv_attend *job, uint32_t first_u
 /* Bytes of rows that the job widens or expands for its kernels: what its adapter event says. */
 uint64_t rf_kv_attend_widened_bytes(const rf_kv *kv, const rf_kv_attend *job);
 
-/* Whether there is a KV format with this name; their names, for messages: static. */
-bool rf_kv_format_known(const char *name);
+/* The name of a KV format, static (NULL: f16), or NULL when there is none of this name. */
+const char *rf_kv_format_name(const char *name);
+/* Their names, for messages: static. */
 const char *rf_kv_format_names(void);
 /* Whether a format of this name makes use of a calibration. */
 bool rf_kv_format_calibrates(const char *name);

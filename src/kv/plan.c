@@ -31,9 +31,10 @@ const rf_kv_format *rf_kv_format_row(const char *name)
     return NULL;
 }
 
-bool rf_kv_format_known(const char *name)
+const char *rf_kv_format_name(const char *name)
 {
-    return rf_kv_format_row(name) != NULL;
+    const rf_kv_format *format = rf_kv_format_row(name);
+    return format ? format->name : NULL;
 }
 
 bool rf_kv_format_calibrates(const char *name)

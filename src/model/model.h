@@ -121,11 +121,13 @@ rf_status rf_weights_adopt(rf_scope *scope, const rf_config *config, const rf_we
 
 typedef enum rf_buffer { /* regions "forward.<name>" */
                          RF_B_NONE,
-                         RF_B_ITEMS,    /* the step's items, grouped by slot */
-                         RF_B_ROPE,     /* [token][pairs][2] cos, sin */
+                         RF_B_ITEMS,     /* the step's items, grouped by slot */
+                         RF_B_ROPE,      /* [token][pairs][2] cos, sin */
+                         RF_B_ROPE_SINK, /* the same at min(position, capacity - 1); only with sinks */
                          RF_B_RESIDUAL, /* [token][width] */
                          RF_B_ATTN_IN,
                          RF_B_Q,
+                         RF_B_Q_SINK,
                          RF_B_K,
                          RF_B_V,
                          RF_B_ATTN_OUT,
@@ -178,7 +180,9 @@ typedef struct rf_step_shape { /* what the buffers' sizes depend on, beside the 
     uint32_t logit_rows;
     uint32_t workers;
     uint32_t slots;
-    rf_act act; /* wanted precision of activations */
+    uint32_t sinks;    /* of a ring that may wrap: then their queries are turned apart */
+    uint64_t capacity; /* of a slot */
+    rf_act act;        /* wanted precision of activations */
 } rf_step_shape;
 
 /* Elements and unit bytes of one buffer, by the very function that plan and step use. */

@@ -12,7 +12,12 @@
     }
 
 static const rf_op llama_before[] = {
-    {RF_OP_ROPE_TABLE, "rope_table", RF_B_NONE, {RF_B_ROPE}, NO_WEIGHTS, NO_WEIGHTS},
+    {RF_OP_ROPE_TABLE,
+     "rope_table",
+     RF_B_NONE,
+     {RF_B_ROPE, RF_B_ROPE_SINK},
+     NO_WEIGHTS,
+     NO_WEIGHTS},
     {RF_OP_EMBED,
      "embed",
      RF_B_NONE,
@@ -34,7 +39,7 @@ static const rf_op llama_layer[] = {
      {RF_B_Q, RF_B_K, RF_B_V},
      {RF_W_Q, RF_W_K, RF_W_V},
      {RF_W_Q_BIAS, RF_W_K_BIAS, RF_W_V_BIAS}},
-    {RF_OP_ROPE, "attn.rope", RF_B_ROPE, {RF_B_Q, RF_B_K}, NO_WEIGHTS, NO_WEIGHTS},
+    {RF_OP_ROPE, "attn.rope", RF_B_ROPE, {RF_B_Q, RF_B_K, RF_B_Q_SINK}, NO_WEIGHTS, NO_WEIGHTS},
     {RF_OP_APPEND, "attn.append", RF_B_K, {RF_B_V}, NO_WEIGHTS, NO_WEIGHTS},
     {RF_OP_ATTEND, "attn.attend", RF_B_Q, {RF_B_ATTN_OUT}, NO_WEIGHTS, NO_WEIGHTS},
     {RF_OP_MATMUL_ADD,
@@ -112,9 +117,11 @@ const char *rf_recipe_names(void)
 static const char *const buffer_names[RF_B_COUNT] = {
     [RF_B_ITEMS] = "items",
     [RF_B_ROPE] = "rope",
+    [RF_B_ROPE_SINK] = "rope_sink",
     [RF_B_RESIDUAL] = "residual",
     [RF_B_ATTN_IN] = "attn_in",
     [RF_B_Q] = "q",
+    [RF_B_Q_SINK] = "q_sink",
     [RF_B_K] = "k",
     [RF_B_V] = "v",
     [RF_B_ATTN_OUT] = "attn_out",
@@ -183,6 +190,11 @@ rf_buffer_extent rf_buffer_extent_of(const rf_config *config, const rf_weight *t
     case RF_B_ATTN_IN:
     case RF_B_MLP_IN:
         return (rf_buffer_extent){"f32", tokens, config->width * sizeof(float)};
+    case RF_B_ROPE_SINK:
+        return (rf_buffer_extent){"f32", shape->sinks ? tokens : 0,
+                                  config->rope.dims * sizeof(float)};
+    case RF_B_Q_SINK:
+        return (rf_buffer_extent){"f32", shape->sinks ? tokens : 0, w.q * sizeof(float)};
     case RF_B_Q:
         return (rf_buffer_extent){"f32", tokens, w.q * sizeof(float)};
     case RF_B_K:
@@ -267,6 +279,10 @@ rf_status rf_recipe_plan(rf_plan *plan, const rf_recipe *recipe, const rf_config
     for (int b = 0; b < RF_B_COUNT; b++)
         span_layers(&lives[b], first_in_layer, last_in_layer);
     lives[RF_B_ITEMS] = (lifetime){0, number - 1}; /* every op may look at them */
+    if (lives[RF_B_Q_SINK].first >= 0)             /* attention reads them beside q */
+        lives[RF_B_Q_SINK].last = lives[RF_B_Q].last;
+    if (lives[RF_B_ROPE_SINK].first >= 0)
+        lives[RF_B_ROPE_SINK].last = lives[RF_B_ROPE].last;
     for (int b = RF_B_ITEMS; b < RF_B_COUNT; b++) {
         rf_buffer_extent extent = rf_buffer_extent_of(config, table, shape, (rf_buffer)b);
         rf_plan_row row = {.scope = RF_SCOPE_FORWARD,
@@ -277,6 +293,8 @@ rf_status rf_recipe_plan(rf_plan *plan, const rf_recipe *recipe, const rf_config
                            .last_op = lives[b].last};
         rf_buffer_id((rf_buffer)b, row.id);
         rf_print(row.format, sizeof row.format, "%s", extent.format);
+        if (extent.count == 0)
+            continue; /* this run has no such buffer */
         if (!rf_mul(extent.count, extent.unit_bytes, &row.bytes)) {
             return rf_fail(err, RF_ERR_NO_FIT, row.id, "the size leaves 64 bits");
         }

@@ -34,9 +34,15 @@ static void rope_table_rows(void *context, uint32_t first, uint32_t last, uint32
     const row_job *job = context;
     uint32_t pairs = job->network->config->rope.dims / 2;
     (void)worker;
+    float *sink = job->network->buffers[RF_B_ROPE_SINK];
     for (uint32_t t = first; t < last; t++) {
         float *row = job->out + (uint64_t)t * pairs * 2;
         double position = (double)job->input->tokens[t].position;
+        double nearer = RF_MIN(position, (double)(job->network->shape.capacity - 1));
+        for (uint32_t i = 0; sink && i < pairs; i++) {
+            float *at = sink + ((uint64_t)t * pairs + i) * 2;
+            rf_sin_cos(nearer * job->network->rope_frequencies[i], &at[1], &at[0]);
+        }
         for (uint32_t i = 0; i < pairs; i++) {
             rf_sin_cos(position * job->network->rope_frequencies[i], &row[i * 2 + 1], &row[i * 2]);
         }
@@ -76,8 +82,20 @@ static void rope_rows(void *context, uint32_t first, uint32_t last, uint32_t wor
     float *sides[2] = {job->network->buffers[RF_B_Q], job->network->buffers[RF_B_K]};
     uint32_t heads[2] = {layer->heads, layer->kv_heads};
     (void)worker;
+    float *q_sink = job->network->buffers[RF_B_Q_SINK];
+    const float *sink_table = job->network->buffers[RF_B_ROPE_SINK];
+    uint64_t q_width = (uint64_t)layer->heads * layer->k_width;
     for (uint32_t t = first; t < last; t++) {
         const float *table = job->in + (uint64_t)t * rope->dims;
+        if (q_sink) { /* the sinks see this query from no farther than the ring is long */
+            float *row = q_sink + t * q_width;
+            memcpy(row, sides[0] + t * q_width, q_width * sizeof(float));
+            for (uint32_t h = 0; h < layer->heads; h++) {
+                job->network->kernels->rope(row + (uint64_t)h * layer->k_width,
+                                            sink_table + (uint64_t)t * rope->dims, rope->dims / 2,
+                                            rope->interleaved);
+            }
+        }
         for (int side = 0; side < 2; side++) {
             float *row = sides[side] + (uint64_t)t * heads[side] * layer->k_width;
             for (uint32_t h = 0; h < heads[side]; h++) {
@@ -282,6 +300,7 @@ static rf_kv_attend attend_job(const rf_network *network, const rf_step_run *run
     uint64_t q_stride = (uint64_t)layer->heads * layer->k_width;
     uint64_t out_stride = (uint64_t)layer->heads * layer->v_width;
     float scale = network->config->attention_scale;
+    const float *q_sink = network->buffers[RF_B_Q_SINK];
     if (scale == 0.0f)
         scale = 1.0f / __builtin_sqrtf((float)layer->k_width);
     return (rf_kv_attend){.slot = run->slot,
@@ -290,6 +309,7 @@ static rf_kv_attend attend_job(const rf_network *network, const rf_step_run *run
                           .first_position = run->first_position,
                           .token_count = run->count,
                           .q = (const float *)network->buffers[RF_B_Q] + run->first_row * q_stride,
+                          .q_sink = q_sink ? q_sink + run->first_row * q_stride : NULL,
                           .q_stride = q_stride,
                           .out = (float *)network->buffers[RF_B_ATTN_OUT] +
                                  run->first_row * out_stride,

@@ -148,6 +148,8 @@ static rf_status take_buffers(rf_model *model, rf_error *err)
         char id[RF_ID_BYTES];
         rf_buffer_extent extent =
             rf_buffer_extent_of(plan->config, plan->weights, &plan->shape, (rf_buffer)b);
+        if (extent.count == 0)
+            continue;
         rf_buffer_id((rf_buffer)b, id);
         rf_status status = take(&model->forward_scope, id, extent.format, extent.count,
                                 extent.unit_bytes, &network->buffers[b], err);
@@ -320,7 +322,7 @@ static rf_status gather_slot(rf_model *model, const rf_step_item *items, uint32_
         if (items[i].position != next) {
             return bad_item(err, "not the slot's next position", i, next, items[i].position);
         }
-        if (next >= model->plan->info.ctx) {
+        if (next >= model->plan->info.ctx && !model->plan->options.endless) {
             return bad_item(err, "the slot is full: positions", i, model->plan->info.ctx, next + 1);
         }
         input->tokens[input->token_count++] =

@@ -68,8 +68,3 @@ bool rf_kernel_list(uint32_t cpu_mask, uint32_t index, rf_kernel_info *out)
     }
     return false;
 }
-
-bool rf_kv_calibrates(const char *format)
-{
-    return rf_kv_format_calibrates(format);
-}

@@ -73,8 +73,11 @@ static rf_status resolve_chunk(rf_model_plan *plan, uint32_t profile_chunk, rf_e
 {
     uint64_t ctx = plan->info.ctx;
     uint32_t chunk = plan->options.chunk;
-    if (chunk == 0)
-        chunk = (uint32_t)RF_MIN((uint64_t)profile_chunk, ctx);
+    if (chunk == 0) {
+        /* What a ring that wraps shows is a chunk less than what it holds. */
+        uint64_t most = plan->options.endless ? RF_MAX(ctx / 4, (uint64_t)1) : ctx;
+        chunk = (uint32_t)RF_MIN((uint64_t)profile_chunk, most);
+    }
     if (chunk > ctx) {
         rf_fail(err, RF_ERR_USAGE, "chunk", "a prompt chunk must fit into the ring");
         rf_fail_expected(err, "at most %llu", (unsigned long long)ctx);
@@ -98,43 +101,6 @@ static uint32_t resolve_threads(const rf_model_plan *plan)
     if (layer_bytes < TINY_LAYER_BYTES)
         return 1;
     return RF_MIN(rf_os_processor_count(), RF_WORKERS_MAX);
-}
-
-static rf_status resolve_kv(rf_model_plan *plan, rf_error *err)
-{
-    const char *names[2] = {plan->options.kv_k, plan->options.kv_v};
-    char *kept[2] = {plan->kv_k, plan->kv_v};
-    for (int side = 0; side < 2; side++) {
-        const char *name = names[side] ? names[side] : "f16";
-        if (!rf_kv_format_known(name)) {
-            rf_fail(err, RF_ERR_USAGE, side ? "kv_v" : "kv_k", "unknown KV format");
-            rf_fail_expected(err, "one of: %s", rf_kv_format_names());
-            return rf_fail_got(err, "%s", name);
-        }
-        rf_print(kept[side], sizeof plan->kv_k, "%s", name);
-    }
-    for (uint32_t i = 0; i < plan->config->layer_count; i++) {
-        const rf_layer_config *layer = &plan->config->layers[i];
-        plan->kv_layers[i] = (rf_kv_layer){.kv_heads = layer->kv_heads,
-                                           .k_width = layer->k_width,
-                                           .v_width = layer->v_width,
-                                           .window = layer->window,
-                                           .k_format = plan->kv_k,
-                                           .v_format = plan->kv_v};
-    }
-    rf_kv_config_init(&plan->kv);
-    plan->kv.layers = plan->kv_layers;
-    plan->kv.layer_count = plan->config->layer_count;
-    plan->kv.slots = plan->info.slots;
-    plan->kv.capacity = plan->info.ctx;
-    plan->kv.chunk = plan->info.chunk;
-    plan->kv.recent_blocks = plan->options.kv_recent;
-    plan->kv.rope = (rf_kv_rope){.dims = plan->config->rope.dims,
-                                 .interleaved = plan->config->rope.interleaved};
-    plan->kv.calibrated = plan->options.kv_calibration && rf_kv_format_calibrates(plan->kv_k);
-    if (plan->options.kv_calibration)
-        rf_print(plan->calibration, sizeof plan->calibration, "%s", plan->options.kv_calibration);
-    return RF_OK;
 }
 
 static rf_status resolve_profile(rf_model_plan *plan, uint32_t *chunk, rf_error *err)
@@ -175,11 +141,13 @@ static rf_status resolve_options(rf_model_plan *plan, rf_error *err)
     if (status == RF_OK)
         status = resolve_chunk(plan, profile_chunk, err);
     if (status == RF_OK)
-        status = resolve_kv(plan, err);
+        status = rf_plan_kv(plan, err);
     plan->shape = (rf_step_shape){.chunk = plan->info.chunk,
                                   .logit_rows = plan->info.logit_rows,
                                   .workers = plan->info.threads,
                                   .slots = plan->info.slots,
+                                  .sinks = plan->options.endless ? plan->options.sinks : 0,
+                                  .capacity = plan->info.ctx,
                                   .act = RF_ACT_INT16};
     rf_kernels_pick(&plan->kernels, options->cpu_mask);
     return status;

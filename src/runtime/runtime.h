@@ -46,8 +46,8 @@ struct rf_model_plan { /* lies at the start of its own reservation: config, weig
     rf_kernels kernels;
     rf_kv_layer *kv_layers;
     rf_kv_config kv;
-    char kv_k[16], kv_v[16];
-    char calibration[4096]; /* path of the file; empty: none */
+    const char *kv_k, *kv_v; /* static */
+    char calibration[4096];  /* path of the file; empty: none */
     char notes[RF_NOTES_MAX][192];
     rf_suggestion suggestions[RF_SUGGESTIONS_MAX];
     uint32_t *unknown; /* indices of tensors that have no id or no use */
@@ -62,6 +62,8 @@ rf_status rf_text_plan(rf_plan *plan, const rf_vocab *vocab, const rf_text_shape
 /* rf_plan_make without suggestions: what suggestions and solving are made of. */
 rf_status rf_plan_compute(const rf_file *file, const rf_options *options, rf_model_plan **out,
                           rf_error *err);
+/* Resolves the options of the KV store. */
+rf_status rf_plan_kv(rf_model_plan *plan, rf_error *err);
 /* Judges the fit: fills the budget fields of info from the machine and the options. */
 void rf_budget_judge(rf_model_plan *plan);
 /* Fills the suggestions of a plan that does not fit. */
