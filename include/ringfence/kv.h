@@ -102,7 +102,8 @@ RF_API void rf_kv_abort(rf_kv *kv, uint32_t slot);
 RF_API uint64_t rf_kv_length(const rf_kv *kv, uint32_t slot);
 /* Forgets positions >= length; O(1). RF_ERR_USAGE when length is beyond the slot's. */
 RF_API rf_status rf_kv_truncate(rf_kv *kv, uint32_t slot, uint64_t length, rf_error *err);
-RF_API void rf_kv_clear(rf_kv *kv, uint32_t slot);
+/* rf_kv_truncate to 0. */
+RF_API rf_status rf_kv_clear(rf_kv *kv, uint32_t slot, rf_error *err);
 
 typedef enum rf_kv_side { RF_KV_K, RF_KV_V } rf_kv_side;
 
@@ -111,7 +112,7 @@ typedef struct rf_kv_run { /* rows of one head that lie behind each other */
     uint64_t count;
     const void *rows; /* borrowed; valid until the positions are overwritten */
 } rf_kv_run;
-#define RF_KV_RUNS_MAX 4u
+#define RF_KV_RUNS_MAX 8u
 
 /* The positions [from, to) of a head as the runs that they physically are, ascending; appended
  * and not yet committed positions count. Returns the number of runs; 0 when empty or out of
@@ -119,6 +120,49 @@ typedef struct rf_kv_run { /* rows of one head that lie behind each other */
 RF_API uint32_t rf_kv_window(const rf_kv *kv, uint32_t slot, uint32_t layer, uint32_t head,
                              rf_kv_side side, uint64_t from, uint64_t to,
                              rf_kv_run runs[RF_KV_RUNS_MAX]);
+/* The same positions as f32 rows [to - from][width] in the space of appended rows: fills out, and
+ * emits an adapter event for plan row `row` (RF_NO_ROW: none) on trace (may be NULL). */
+RF_API rf_status rf_kv_gather(rf_kv *kv, uint32_t slot, uint32_t layer, uint32_t head,
+                              rf_kv_side side, uint64_t from, uint64_t to, float *out,
+                              rf_trace *trace, uint32_t row, rf_error *err);
+
+typedef struct rf_kv_queries {
+    const float *q;      /* token t, head h at q + t * stride + h * k_width */
+    const float *q_sink; /* turned to min(position, capacity - 1), for the sinks; NULL: q */
+    uint64_t stride;
+    uint32_t heads; /* a multiple of the layer's KV heads, at most 64 times */
+    uint32_t count; /* consecutive positions that the layer has */
+    uint64_t first_position;
+    float scale; /* of the scores: 1 / sqrt(k_width) */
+} rf_kv_queries;
+/* Attention of the queries over all that the slot has, each up to its own position. Fills token t,
+ * head h at out + t * out_stride + h * v_width. Takes no memory. */
+RF_API rf_status rf_kv_attention(rf_kv *kv, uint32_t slot, uint32_t layer,
+                                 const rf_kv_queries *queries, float *out, uint64_t out_stride,
+                                 rf_error *err);
+
+/* Gives the empty slot `to` a copy of all that `from` has. */
+RF_API rf_status rf_kv_copy_slot(rf_kv *kv, uint32_t from, uint32_t to, rf_error *err);
+/* Gives the empty slot `to` the first length positions of `from`, which are read where they lie and
+ * written no more; `to` goes on in rows of its own. While others hold a prefix of it, `from` cannot
+ * be cut below it. Cutting `to` to nothing gives the prefix back. */
+RF_API rf_status rf_kv_share_prefix(rf_kv *kv, uint32_t from, uint32_t to, uint64_t length,
+                                    rf_error *err);
+/* How many slots hold a prefix of this one. */
+RF_API uint32_t rf_kv_holders(const rf_kv *kv, uint32_t slot);
+
+typedef struct rf_kv_report {
+    uint64_t preallocated_bytes; /* row_bytes + beside_bytes */
+    uint64_t row_bytes;          /* the rings of all slots */
+    uint64_t beside_bytes;       /* first and recent rows */
+    double bits_per_value;       /* of the rings, mean over layers and sides */
+    uint64_t capacity;
+    uint64_t length; /* of the slot */
+    uint64_t prefix_length;
+    uint32_t holders;
+} rf_kv_report;
+RF_API void rf_kv_describe(const rf_kv *kv, uint32_t slot, rf_kv_report *out);
+
 RF_API uint64_t rf_kv_row_bytes(const rf_kv *kv, uint32_t layer, rf_kv_side side);
 
 #ifdef __cplusplus

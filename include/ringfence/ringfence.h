@@ -220,6 +220,36 @@ RF_API rf_status rf_calibration_save(const rf_model *model, const char *path, rf
 /* Whether the key formats of these options (kv_k, kv_layers) make use of a calibration. */
 RF_API bool rf_options_calibrate(const rf_options *options);
 
+/* ---- save and restore -------------------------------------------------------------------- */
+
+/* What a caller keeps about a slot beside the model. */
+typedef struct rf_slot_extra {
+    uint32_t *tokens;        /* save: ids of the slot's positions, borrowed and only read;
+                                restore: the caller's, filled; NULL: none, or not wanted */
+    uint64_t token_capacity; /* restore: ids that fit there */
+    uint64_t token_count;    /* save: given; restore: filled, also without tokens */
+    uint32_t pending_token;  /* sampled and not yet stepped; UINT32_MAX: none */
+    struct rf_text_stream *stream; /* save: read; restore: filled when the file has one, else left
+                                      alone; NULL: none, or not wanted */
+} rf_slot_extra;
+
+/* Writes the slot as it stands between two steps: its rows, its sampler, and extra (may be NULL),
+ * with a digest over everything, into a file beside path that is synced and renamed: a file that
+ * was there stays whole on failure. A run that is restored goes on with the bits that it would
+ * have had. Logits are not kept: sample first, and give the token as pending. Reserves memory for
+ * the list of what is written (AMBIENT) and gives it back. Errors: RF_ERR_USAGE (slot, a token that
+ * does not exist, more tokens than positions), RF_ERR_IO. */
+RF_API rf_status rf_slot_save(rf_model *model, uint32_t slot, const char *path,
+                              const rf_slot_extra *extra, rf_error *err);
+/* Makes the slot, its sampler and extra (may be NULL) what was saved; what the slot had is gone.
+ * The whole file is verified first: on an error everything is as it was, extra too. Another ctx,
+ * chunk, slot or number of threads is no error where the text goes on as it would have. Errors:
+ * RF_ERR_IO (unreadable), RF_ERR_BAD_MODEL (cut off, altered, another version, another model),
+ * RF_ERR_USAGE (options that differ from the ones it was saved with: formats, sinks, recent
+ * blocks, calibration; a ctx or token_capacity that is too small). */
+RF_API rf_status rf_slot_restore(rf_model *model, uint32_t slot, const char *path,
+                                 rf_slot_extra *extra, rf_error *err);
+
 /* ---- check ------------------------------------------------------------------------------- */
 
 RF_API rf_status rf_model_check_row(const rf_model *model, uint32_t row_index, rf_check_row *out,

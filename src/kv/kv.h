@@ -62,6 +62,23 @@ void rf_kv_attend_run(const rf_kv *kv, const rf_kv_attend *job, uint32_t first_u
 /* Bytes of rows that the job widens or expands for its kernels: what its adapter event says. */
 uint64_t rf_kv_attend_widened_bytes(const rf_kv *kv, const rf_kv_attend *job);
 
+/* ---- save and restore --------------------------------------------------------------------- */
+
+/* A slot's committed positions as bytes: a head that says what rows these are and what they were
+ * made with, and behind it the rows. Filled into head[rf_kv_save_head_bytes]. */
+uint64_t rf_kv_save_head_bytes(const rf_kv *kv);
+void rf_kv_save_head(const rf_kv *kv, uint32_t slot, void *head);
+/* The rows as pieces of the store itself, in the order of their positions: zero copy, valid until
+ * the slot is next changed. Returns their number; with pieces NULL only that. */
+uint32_t rf_kv_save_rows(const rf_kv *kv, uint32_t slot, rf_piece *pieces);
+/* Makes the slot what was saved; data is borrowed while this runs. The capacity, and with it the
+ * chunk and endless, may be another one as long as the slot goes on with the bits that it would
+ * have, had it been filled here. where names the bytes in errors: RF_ERR_USAGE when this store is
+ * another one, RF_ERR_BAD_MODEL when the bytes contradict themselves; the slot is then as it was.
+ * Only bytes that a digest vouches for should come here: rows are not judged. */
+rf_status rf_kv_restore(rf_kv *kv, uint32_t slot, const char *where, const void *data,
+                        uint64_t bytes, rf_error *err);
+
 /* The name of a KV format, static (NULL: f16), or NULL when there is none of this name. */
 const char *rf_kv_format_name(const char *name);
 /* Their names, for messages: static. */

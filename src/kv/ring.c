@@ -233,8 +233,8 @@ static bool has_from(const rf_kv_slot *state, uint64_t row_count, uint64_t from)
 }
 
 /* Whether a next position `length` would find all that it sees. */
-static bool can_go_on(const rf_kv *kv, const rf_kv_layer_store *layer, const rf_kv_slot *state,
-                      uint64_t length)
+bool rf_kv_can_go_on(const rf_kv *kv, const rf_kv_layer_store *layer, const rf_kv_slot *state,
+                     uint64_t length)
 {
     uint64_t rows = layer->row_count - kv->sinks; /* that turn over */
     if (!has_from(state, rows, rf_kv_seen_from(kv, layer->window, length)))
@@ -262,24 +262,31 @@ rf_status rf_kv_truncate(rf_kv *kv, uint32_t slot, uint64_t length, rf_error *er
         rf_fail_expected(err, "at most %llu", (unsigned long long)state->length);
         return rf_fail_got(err, "%llu", (unsigned long long)length);
     }
+    if (length < state->held_length) {
+        rf_fail(err, RF_ERR_USAGE, "kv.truncate", "%u other slots read a prefix of this one",
+                state->holders);
+        rf_fail_expected(err, "at least %llu", (unsigned long long)state->held_length);
+        return rf_fail_got(err, "%llu", (unsigned long long)length);
+    }
     for (uint32_t i = 0; length && length < state->length && i < kv->layer_count; i++) {
-        if (kv->layers[i].kv_heads == 0 || can_go_on(kv, &kv->layers[i], state, length))
+        if (kv->layers[i].kv_heads == 0 || rf_kv_can_go_on(kv, &kv->layers[i], state, length))
             continue;
         return rf_fail(err, RF_ERR_USAGE, "kv.truncate",
                        "rows of layer %u that position %llu would read were overwritten", i,
                        (unsigned long long)length);
     }
     state->length = length;
-    if (length == 0)
+    if (length == 0) {
         state->written = 0;
+        rf_kv_release(kv, slot);
+    }
     rf_kv_abort(kv, slot);
     return RF_OK;
 }
 
-void rf_kv_clear(rf_kv *kv, uint32_t slot)
+rf_status rf_kv_clear(rf_kv *kv, uint32_t slot, rf_error *err)
 {
-    if (slot < kv->slot_count)
-        kv->slots[slot] = (rf_kv_slot){0};
+    return rf_kv_truncate(kv, slot, 0, err);
 }
 
 /* ---- windows ------------------------------------------------------------------------------ */
@@ -304,10 +311,12 @@ uint32_t rf_kv_window(const rf_kv *kv, uint32_t slot, uint32_t layer_index, uint
         return 0;
     uint32_t run_count = 0;
     while (from < to) {
+        uint64_t prefix_end;
+        uint32_t owner = rf_kv_slot_of(kv, layer_index, slot, from, &prefix_end);
         uint64_t row = rf_kv_row_of(kv, layer, from);
         uint64_t row_end = from < kv->sinks ? kv->sinks : layer->row_count;
-        uint64_t count = RF_MIN(to - from, row_end - row);
-        const void *rows = rf_kv_row(kv, slot, layer_index, head, side, row);
+        uint64_t count = RF_MIN(RF_MIN(to, prefix_end) - from, row_end - row);
+        const void *rows = rf_kv_row(kv, owner, layer_index, head, side, row);
         runs[run_count++] = (rf_kv_run){from, count, rows};
         from += count;
     }

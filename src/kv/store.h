@@ -51,6 +51,10 @@ typedef struct rf_kv_slot {
     uint64_t written; /* positions below it were written at some time: a row may be a newer one */
     uint32_t pending; /* positions appended by every layer before next_layer */
     uint32_t next_layer;
+    uint32_t prefix_slot;   /* whose rows stand for positions below prefix_length */
+    uint64_t prefix_length; /* 0: all rows are its own */
+    uint32_t holders;       /* slots that read a prefix of this one */
+    uint64_t held_length;   /* the longest of those prefixes */
 } rf_kv_slot;
 
 struct rf_kv {
@@ -110,6 +114,16 @@ static inline uint32_t rf_kv_keeping_layer(const rf_kv *kv, uint32_t index)
         index++;
     return index;
 }
+
+/* Whether a next position `length` would find all that it sees in the layer. */
+bool rf_kv_can_go_on(const rf_kv *kv, const rf_kv_layer_store *layer, const rf_kv_slot *state,
+                     uint64_t length);
+/* Slot reads the first length positions of owner; and no longer. */
+void rf_kv_hold(rf_kv *kv, uint32_t slot, uint32_t owner, uint64_t length);
+void rf_kv_release(rf_kv *kv, uint32_t slot);
+/* The slot whose ring has the layer's row of this position of a slot; *end: up to where. */
+uint32_t rf_kv_slot_of(const rf_kv *kv, uint32_t layer_index, uint32_t slot, uint64_t position,
+                       uint64_t *end);
 
 /* ---- parts: what a layer keeps, one arithmetic for plan and store ------------------------- */
 

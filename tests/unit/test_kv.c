@@ -518,7 +518,7 @@ static void slots_do_not_know_each_other(void **state)
         assert_holds(&f, slot, 1, 0, lengths[slot], 0, 1);
     }
     assert_int_equal(rf_kv_truncate(f.kv, 1, 1, NULL), RF_OK);
-    rf_kv_clear(f.kv, 2);
+    assert_int_equal(rf_kv_clear(f.kv, 2, NULL), RF_OK);
     assert_int_equal(rf_kv_length(f.kv, 0), 2);
     assert_int_equal(rf_kv_length(f.kv, 1), 1);
     assert_int_equal(rf_kv_length(f.kv, 2), 0);
@@ -550,7 +550,7 @@ static void truncate_forgets_the_end_and_nothing_else(void **state)
     assert_int_equal(append(&f, 0, 0, 2, 9, NULL), RF_OK);
     assert_int_equal(rf_kv_truncate(f.kv, 0, 5, &err), RF_OK); /* also what is not committed */
     assert_int_equal(append(&f, 0, 0, 1, 9, NULL), RF_OK);
-    rf_kv_clear(f.kv, 0);
+    assert_int_equal(rf_kv_clear(f.kv, 0, NULL), RF_OK);
     assert_int_equal(rf_kv_length(f.kv, 0), 0);
     append_all(&f, 0, 8, 2);
     assert_holds(&f, 0, 0, 0, 8, 2, 1);
