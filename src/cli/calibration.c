@@ -69,6 +69,9 @@ rf_status cli_calibration_make(const cli_args *args, const cli_model *model, con
     options.ctx = 512;
     options.chunk = 0;
     options.kv_k = options.kv_v = "f16";
+    options.kv_layers = NULL;
+    options.sinks = 0;
+    options.endless = false;
     options.slots = 1;
     options.calibrate = true;
     cli_progress progress = cli_progress_start("calibrating");
@@ -96,6 +99,16 @@ rf_status cli_calibration_make(const cli_args *args, const cli_model *model, con
     return status;
 }
 
+/* Making a calibration takes minutes: what is wrong with the options is said before. */
+static rf_status try_plan(const cli_model *model, rf_options options, rf_error *err)
+{
+    rf_model_plan *plan = NULL;
+    options.kv_calibration = NULL;
+    rf_status status = rf_plan_make(model->file, &options, &plan, err);
+    rf_model_plan_close(plan);
+    return status;
+}
+
 rf_status cli_calibration_ready(const cli_args *args, cli_model *model, rf_options *options,
                                 bool only_plan, rf_error *err)
 {
@@ -115,7 +128,8 @@ rf_status cli_calibration_ready(const cli_args *args, cli_model *model, rf_optio
         cli_calibration_path(model, model->calibration, sizeof model->calibration, err);
     if (status || only_plan || access(model->calibration, R_OK) == 0)
         return status;
-    return cli_calibration_make(args, model, model->calibration, err);
+    status = try_plan(model, *options, err);
+    return status ? status : cli_calibration_make(args, model, model->calibration, err);
 }
 
 rf_status cmd_calibrate(const cli_args *args, rf_error *err)

@@ -59,7 +59,10 @@ typedef enum cli_given {
     CLI_GIVEN_CHUNKS,
     CLI_GIVEN_LENGTHS,
     CLI_GIVEN_COUNTS,
-    CLI_GIVEN_DEPTHS
+    CLI_GIVEN_DEPTHS,
+    CLI_GIVEN_KV,
+    CLI_GIVEN_KV_K,
+    CLI_GIVEN_KV_V
 } cli_given;
 
 typedef struct cli_args { /* every string is borrowed from argv or the environment */
@@ -68,15 +71,18 @@ typedef struct cli_args { /* every string is borrowed from argv or the environme
     uint32_t given_argument; /* those that came from the command line */
     const char *model;
     int64_t ctx, slots, chunk, threads;
-    const char *kv_k, *kv_v, *kv_calibration;
-    int64_t kv_recent;
+    const char *kv_preset, *kv_k, *kv_v; /* kv_k and kv_v: with the preset's */
+    const char *kv_layers, *kv_calibration;
+    int64_t kv_recent, sinks;
+    bool endless;
+    const char *save, *restore;
     bool quick_text;
     const char *prompt, *file, *system;
     int64_t predict;
     double temperature, top_p, min_p, repeat_penalty;
     int64_t top_k, repeat_last;
     uint64_t seed;
-    bool no_bos, no_special, quiet, json, help, pieces;
+    bool no_bos, no_special, quiet, json, help, pieces, kl_own;
     uint32_t cpu_mask;
     uint64_t mem_limit;
     const char *profile;
@@ -218,8 +224,9 @@ rf_status cli_calibration_path(const cli_model *model, char *path, size_t capaci
 /* Makes one and keeps it at path. */
 rf_status cli_calibration_make(const cli_args *args, const cli_model *model, const char *path,
                                rf_error *err);
-/* Sets options->kv_calibration when the format of the keys makes use of one, as --kv-calibration
- * says; makes it where there is none, unless the model is only planned. */
+/* Sets options->kv_calibration when a format of keys makes use of one, as --kv-calibration says;
+ * makes it where there is none, unless the model is only planned, once the options are known to
+ * give a plan. */
 rf_status cli_calibration_ready(const cli_args *args, cli_model *model, rf_options *options,
                                 bool only_plan, rf_error *err);
 rf_status cli_file_open(const cli_args *args, cli_model *model, rf_error *err);
@@ -262,6 +269,7 @@ typedef enum cli_stop { CLI_STOP_END, CLI_STOP_LIMIT, CLI_STOP_RING } cli_stop;
 
 typedef struct cli_generation {
     int64_t limit;    /* most tokens; -1: until the end or the ring is full */
+    bool endless;     /* neither an end token nor a full ring ends it */
     bool commit_last; /* chat: the last token belongs to the sequence as well */
     bool collect;     /* keep the text in `text` instead of writing it */
     cli_bytes text;   /* owned */
@@ -316,21 +324,42 @@ typedef struct ppl_position { /* what one scored position gave */
 
 typedef struct ppl_job {
     const uint32_t *tokens; /* [chunks * ctx] */
-    uint32_t ctx, chunks;
-    kld_file *base; /* or NULL */
-    kld_file *save; /* or NULL */
+    uint32_t ctx, chunks;   /* length of a chunk: the context, or all of an endless text */
+    uint32_t first;         /* the first position of a chunk that the figures are of */
+    uint32_t early;         /* the first that is scored at all: <= first, for the depths */
+    uint32_t ring;          /* of an endless text: positions that the ring holds; else 0 */
+    kld_file *base;         /* or NULL */
+    kld_file *save;         /* or NULL */
+    rf_model *reference;    /* the same file under a wider KV, or NULL */
 } ppl_job;
 
-typedef struct ppl_result {
+typedef struct ppl_figures {
     uint64_t scored;
-    uint32_t chunks;
     double perplexity, stderror;
+    double kl_mean, kl_stderror, top1, ppl_ratio, ppl_ratio_stderror;
+} ppl_figures;
+
+typedef struct ppl_depth { /* positions [from, to) of every chunk */
+    uint32_t from, to;
+    ppl_figures figures;
+} ppl_depth;
+
+#define PPL_DEPTHS_MAX    40u
+#define PPL_DEPTHS_BEYOND 512u /* shorter chunks are not looked at by depth */
+
+typedef struct ppl_result {
+    uint32_t chunks;
     bool has_kl;
-    double kl_mean, kl_stderror, kl_p99, kl_p999, kl_max, top1, ppl_ratio;
+    ppl_figures figures;
+    double kl_p99, kl_p999, kl_max;
+    uint32_t depth_count;
+    ppl_depth depths[PPL_DEPTHS_MAX];
 } ppl_result;
 
+/* What is scored of chunks of the context's length: the second half, and with depths more of it. */
+void ppl_job_chunks(ppl_job *job, uint32_t ctx, uint32_t chunks, bool depths);
 /* Rows of logits that one step may need, for options.logit_rows. */
-uint32_t ppl_logit_rows(uint32_t ctx, uint32_t chunk);
+uint32_t ppl_logit_rows(const ppl_job *job, uint32_t chunk);
 rf_status ppl_run(cli_model *model, const ppl_job *job, ppl_result *out, rf_error *err);
 
 /* ---- text -------------------------------------------------------------------------------- */

@@ -29,6 +29,7 @@ typedef struct bench_job {
     const cli_args *args;
     cli_model model;
     kld_file base;
+    ppl_job ppl; /* against base */
     uint64_t longest, deepest;
     uint32_t *tokens; /* [deepest + longest] */
     double *rates;    /* [repetitions] */
@@ -283,7 +284,7 @@ static rf_status plan_tests(bench_job *job, cli_args *args, rf_error *err)
         options.ctx = RF_MAX(needed, 1);
     rf_plan_info info = job->model.info;
     if (args->kl)
-        options.logit_rows = ppl_logit_rows(job->base.ctx, info.chunk);
+        options.logit_rows = ppl_logit_rows(&job->ppl, info.chunk);
     rf_model_plan_close(job->model.plan);
     job->model.plan = NULL;
     return cli_plan_open(&job->model, &options, err);
@@ -335,36 +336,38 @@ static rf_status run_kl(bench_job *job, rf_error *err)
         rf_fail_expected(err, "%u tokens", job->model.info.vocab_count);
         return rf_fail_got(err, "%u", base->vocab_count);
     }
-    ppl_job ppl = {base->tokens, base->ctx, base->chunks, &job->base, NULL};
-    for (uint64_t i = 0; i < (uint64_t)ppl.chunks * ppl.ctx; i++) {
-        if (ppl.tokens[i] >= base->vocab_count)
+    ppl_job *ppl = &job->ppl;
+    ppl->tokens = base->tokens;
+    ppl->base = &job->base;
+    for (uint64_t i = 0; i < (uint64_t)ppl->chunks * ppl->ctx; i++) {
+        if (ppl->tokens[i] >= base->vocab_count)
             return rf_fail(err, RF_ERR_IO, base->path, "token %llu is no id of the vocabulary",
                            (unsigned long long)i);
     }
     ppl_result result;
-    rf_status status = ppl_run(&job->model, &ppl, &result, err);
+    rf_status status = ppl_run(&job->model, ppl, &result, err);
     if (status)
         return status;
     if (job->json) {
         rf_writer *writer = json_begin();
         rf_json_open(writer, NULL, '{');
         rf_json_text(writer, "test", "kl");
-        rf_json_u64(writer, "ctx", ppl.ctx);
-        rf_json_u64(writer, "chunks", ppl.chunks);
-        rf_json_f64(writer, "kl_mean", result.kl_mean);
-        rf_json_f64(writer, "kl_stderr", result.kl_stderror);
-        rf_json_f64(writer, "top1", result.top1);
-        rf_json_f64(writer, "perplexity", result.perplexity);
-        rf_json_f64(writer, "ppl_ratio", result.ppl_ratio);
+        rf_json_u64(writer, "ctx", ppl->ctx);
+        rf_json_u64(writer, "chunks", ppl->chunks);
+        rf_json_f64(writer, "kl_mean", result.figures.kl_mean);
+        rf_json_f64(writer, "kl_stderr", result.figures.kl_stderror);
+        rf_json_f64(writer, "top1", result.figures.top1);
+        rf_json_f64(writer, "perplexity", result.figures.perplexity);
+        rf_json_f64(writer, "ppl_ratio", result.figures.ppl_ratio);
         rf_json_close(writer, '}');
         json_end(writer);
     } else if (job->csv) {
-        cli_note("KL against %s: %.6f, top-1 %.3f %%, perplexity %.4f", base->path, result.kl_mean,
-                 100.0 * result.top1, result.perplexity);
+        cli_note("KL against %s: %.6f, top-1 %.3f %%, perplexity %.4f", base->path, result.figures.kl_mean,
+                 100.0 * result.figures.top1, result.figures.perplexity);
     } else {
         out_print("\nKL against %s (%u x %u): %.6f +- %.6f, top-1 %.3f %%, perplexity %.4f\n",
-                  base->path, ppl.ctx, ppl.chunks, result.kl_mean, result.kl_stderror,
-                  100.0 * result.top1, result.perplexity);
+                  base->path, ppl->ctx, ppl->chunks, result.figures.kl_mean, result.figures.kl_stderror,
+                  100.0 * result.figures.top1, result.figures.perplexity);
     }
     out_flush();
     return out_status(err);
@@ -379,6 +382,8 @@ rf_status cmd_bench(const cli_args *given, rf_error *err)
     rf_status status = cli_file_open(&args, &job.model, err);
     if (!status && args.kl)
         status = kld_open(&job.base, args.kl, err);
+    if (!status && args.kl)
+        ppl_job_chunks(&job.ppl, job.base.ctx, job.base.chunks, false);
     if (!status)
         status = plan_tests(&job, &args, err);
     if (!status)

@@ -148,7 +148,8 @@ static rf_status choose_options(check_job *job, rf_error *err)
     uint64_t needed = RF_MAX(job->count, 1) + job->wanted; /* an empty prompt becomes BOS */
     if (!status)
         cli_plan_notes(&job->model);
-    bool enough = cli_has(job->args, CLI_GIVEN_CTX) || job->wanted == UINT32_MAX;
+    bool enough = cli_has(job->args, CLI_GIVEN_CTX) || job->wanted == UINT32_MAX ||
+                  job->args->endless;
     if (status || enough || job->model.info.ctx >= needed)
         return status;
     job->options.ctx = needed;
@@ -173,6 +174,8 @@ static rf_status prepare(check_job *job, rf_error *err)
     job->wanted = DEFAULT_TOKENS;
     if (cli_has(args, CLI_GIVEN_PREDICT))
         job->wanted = args->predict < 0 ? UINT32_MAX : (uint64_t)args->predict;
+    if (args->endless && job->wanted == UINT32_MAX)
+        return rf_fail(err, RF_ERR_USAGE, "-n", "an endless check needs a number of tokens");
     if (!status)
         status = cli_file_open(args, &job->model, err);
     if (!status)
@@ -227,7 +230,7 @@ static rf_status encode_prompt(check_job *job, rf_error *err)
         job->tokens[job->count++] = job->model.vocabulary.bos;
     if (!job->count)
         return rf_fail(err, RF_ERR_USAGE, "-p", "the prompt is empty");
-    if (job->count <= job->model.info.ctx)
+    if (job->count <= job->model.info.ctx || job->args->endless)
         return RF_OK;
     rf_fail(err, RF_ERR_USAGE, "prompt", "longer than the context");
     rf_fail_expected(err, "at most %llu tokens (-c)", (unsigned long long)job->model.info.ctx);
@@ -290,7 +293,7 @@ static rf_status decode_watched(check_job *job, rf_error *err)
     check_counts first = counts_now(job);
     rf_faults faults_before = rf_os_faults();
     for (uint64_t i = 0; i < job->wanted && !status; i++) {
-        if (rf_slot_length(model, 0) >= job->model.info.ctx) {
+        if (!job->args->endless && rf_slot_length(model, 0) >= job->model.info.ctx) {
             job->stopped_by_ring = true;
             break;
         }

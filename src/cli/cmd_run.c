@@ -37,7 +37,7 @@ static rf_status tokenize_prompt(const cli_args *args, run_job *job, rf_error *e
     if (!job->count)
         return rf_fail(err, RF_ERR_USAGE, "-p",
                        "the prompt is empty, and there is no BOS token to start from");
-    if (job->count > job->model.info.ctx) {
+    if (job->count > job->model.info.ctx && !args->endless) {
         rf_fail(err, RF_ERR_USAGE, "prompt", "longer than the context");
         rf_fail_expected(err, "at most %llu tokens (-c)", (unsigned long long)job->model.info.ctx);
         return rf_fail_got(err, "%llu", (unsigned long long)job->count);
@@ -117,7 +117,10 @@ static rf_status run_steps(const cli_args *args, run_job *job, rf_error *err)
     if (!status)
         status = cli_prefill(&job->model, job->tokens, job->count, err);
     job->prompt_ns = rf_os_clock_ns() - start;
-    job->generation.limit = cli_has(args, CLI_GIVEN_PREDICT) ? args->predict : DEFAULT_TOKENS;
+    job->generation.endless = args->endless;
+    job->generation.limit = args->endless ? -1 : DEFAULT_TOKENS;
+    if (cli_has(args, CLI_GIVEN_PREDICT))
+        job->generation.limit = args->predict;
     if (!status)
         status = cli_generate(&job->model, &job->stream, &job->generation, err);
     if (!args->json && out_is_terminal()) {

@@ -113,7 +113,8 @@ static rf_status generate_tokens(cli_model *model, rf_text_stream *stream,
             status = rf_sample(model->model, 0, 0, &generation->last, err);
         if (status)
             return status;
-        bool end = rf_tokenizer_is_end(model->tokenizer, generation->last);
+        bool end =
+            !generation->endless && rf_tokenizer_is_end(model->tokenizer, generation->last);
         if (!end) {
             generation->tokens++;
             uint64_t bytes = rf_text_stream_push(stream, generation->last, piece, capacity);
@@ -123,7 +124,8 @@ static rf_status generate_tokens(cli_model *model, rf_text_stream *stream,
         }
         bool more =
             !end && (generation->limit < 0 || generation->tokens < (uint64_t)generation->limit);
-        bool room = rf_slot_length(model->model, 0) < model->info.ctx;
+        bool room =
+            generation->endless || rf_slot_length(model->model, 0) < model->info.ctx;
         if (room && (more || generation->commit_last)) {
             status = step_one(model, generation->last, err);
             if (status)

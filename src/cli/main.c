@@ -12,7 +12,8 @@ const cli_command cli_commands[CLI_COMMAND_COUNT] = {
         {"run", "[MODEL] [-p TEXT] [options]", "continue a text",
          "Writes the prompt and its continuation to stdout, everything else to stderr.\n"
          "Without a text it begins with the token that the model has for a beginning (BOS).\n"
-         "Stops at the model's end token, after -n tokens, or when the context is full.",
+         "Stops at the model's end token, after -n tokens, or when the context is full; with "
+         "--endless\nafter -n tokens or at Ctrl-C.",
          cmd_run},
     [CLI_CHAT] = {"chat", "[MODEL] [options]", "talk with a model that has a chat format",
                   "Reads one question a line (/clear forgets, /quit or the end of the input "
@@ -29,8 +30,9 @@ const cli_command cli_commands[CLI_COMMAND_COUNT] = {
                    cmd_bench},
     [CLI_PPL] = {"ppl", "[MODEL] -f FILE [options]", "perplexity of a text",
                  "Cuts the text into chunks of the context's length and scores the second half of "
-                 "each\n(positions ctx/2 to ctx-2). --kl-base compares with another engine's "
-                 "logits.",
+                 "each\n(positions ctx/2 to ctx-2). --kl compares with the same model under f32 "
+                 "keys and values,\n--kl-base with another engine's logits. With --endless the "
+                 "text is one sequence, and the ring\nof -c positions wraps under it.",
                  cmd_ppl},
     [CLI_SCORE] = {"score", "[MODEL] -f FILE [options]", "log-probability of each token of a text",
                    "One line for each position from 1 on: the natural logarithm of the probability "

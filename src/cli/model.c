@@ -165,7 +165,10 @@ void cli_options_for(const cli_args *args, rf_options *options)
     options->threads = (uint32_t)args->threads;
     options->kv_k = args->kv_k;
     options->kv_v = args->kv_v;
+    options->kv_layers = args->kv_layers;
     options->kv_recent = (uint32_t)args->kv_recent;
+    options->sinks = (uint32_t)args->sinks;
+    options->endless = args->endless;
     options->cpu_mask = args->cpu_mask;
     options->mem_limit = args->mem_limit;
     options->profile = args->profile;

@@ -42,6 +42,7 @@ typedef struct option_row {
 #define MODELS    (EVERY & ~BIT(KERNELS))
 #define PLANNED   (MODELS & ~(BIT(TOKENIZE) | BIT(INSPECT)))
 #define TEXTS     (BIT(RUN) | BIT(CHAT) | BIT(CHECK) | BIT(PPL) | BIT(SCORE) | BIT(TOKENIZE))
+#define ENDLESS   (BIT(PLAN) | BIT(RUN) | BIT(CHECK) | BIT(PPL))
 #define SAMPLED   (BIT(RUN) | BIT(CHAT))
 #define AT(field) offsetof(cli_args, field)
 #define COUNT_MAX 4294967295.0
@@ -65,14 +66,25 @@ static const option_row option_table[] = {
      NULL, "most tokens of one step"},
     {"threads", NULL, "-t", "N", PLANNED, CLI_GIVEN_NONE, KIND_INT, AT(threads), 0, RF_WORKERS_MAX,
      NULL, "threads (0: as many as the process may use)"},
-    {"kv-k", "cache-type-k", "-ctk", "FORMAT", PLANNED, CLI_GIVEN_NONE, KIND_TEXT, AT(kv_k), 0, 0,
+    {"kv", NULL, NULL, "PRESET", PLANNED, CLI_GIVEN_KV, KIND_CHOICE, AT(kv_preset), 0, 0,
+     "safe-lowbit balanced experimental-max",
+     "safe-lowbit (-ctk r8 -ctv r4), balanced (r4, r4), experimental-max (r3, r3); -ctk and -ctv "
+     "win. Of the size of safe-lowbit, -ctk r6 -ctv r6 loses less"},
+    {"kv-k", "cache-type-k", "-ctk", "FORMAT", PLANNED, CLI_GIVEN_KV_K, KIND_TEXT, AT(kv_k), 0, 0,
      NULL, "format of the keys: f32 f16 bf16 r8 r6 r5 r4 r3 q8_0 q4_0"},
-    {"kv-v", "cache-type-v", "-ctv", "FORMAT", PLANNED, CLI_GIVEN_NONE, KIND_TEXT, AT(kv_v), 0, 0,
+    {"kv-v", "cache-type-v", "-ctv", "FORMAT", PLANNED, CLI_GIVEN_KV_V, KIND_TEXT, AT(kv_v), 0, 0,
      NULL, "format of the values, likewise"},
+    {"kv-layers", NULL, NULL, "RANGE:K[/V],...", PLANNED & ~BIT(CALIBRATE), CLI_GIVEN_NONE,
+     KIND_TEXT, AT(kv_layers), 0, 0, NULL,
+     "formats of single layers: 0:r8,4-7:r5/r4 (later ones win)"},
     {"kv-recent", NULL, NULL, "N", PLANNED, CLI_GIVEN_NONE, KIND_INT, AT(kv_recent), 0, 4096, NULL,
      "blocks of 32 positions that r6 .. r3 also keep as r8, before the one that is written"},
     {"kv-calibration", NULL, NULL, "FILE", PLANNED, CLI_GIVEN_NONE, KIND_TEXT, AT(kv_calibration),
      0, 0, NULL, "auto (made once, kept in the cache folder), off, or a file"},
+    {"sinks", NULL, NULL, "N", ENDLESS, CLI_GIVEN_NONE, KIND_INT, AT(sinks), 0, COUNT_MAX, NULL,
+     "first positions that stay when the ring wraps"},
+    {"endless", NULL, NULL, NULL, ENDLESS, CLI_GIVEN_NONE, KIND_FLAG, AT(endless), 0, 0, NULL,
+     "the ring wraps: old positions make room, and end tokens end nothing"},
     {"quick", NULL, NULL, NULL, BIT(CALIBRATE), CLI_GIVEN_NONE, KIND_FLAG, AT(quick_text), 0, 0,
      NULL, "calibrate with 512 tokens only"},
     {"temp", "temperature", NULL, "X", SAMPLED, CLI_GIVEN_NONE, KIND_REAL, AT(temperature), 0, 1000,
@@ -99,6 +111,8 @@ static const option_row option_table[] = {
      "find the largest context that fits"},
     {"chunks", NULL, NULL, "N", BIT(PPL), CLI_GIVEN_CHUNKS, KIND_INT, AT(chunks), 1, COUNT_MAX,
      NULL, "evaluate only the first N chunks"},
+    {"kl", NULL, NULL, NULL, BIT(PPL), CLI_GIVEN_NONE, KIND_FLAG, AT(kl_own), 0, 0, NULL,
+     "compare with the same model under f32 keys and values"},
     {"kl-base", NULL, NULL, "FILE", BIT(PPL), CLI_GIVEN_NONE, KIND_TEXT, AT(kl_base), 0, 0, NULL,
      "compare with the logits of this file (llama-perplexity's format)"},
     {"kl-save", NULL, NULL, "FILE", BIT(PPL), CLI_GIVEN_NONE, KIND_TEXT, AT(kl_save), 0, 0, NULL,
@@ -462,6 +476,25 @@ static rf_status take_model(cli_args *args, const char *text, rf_error *err)
     return RF_OK;
 }
 
+/* The formats of --kv where -ctk and -ctv do not say otherwise; a preset of the command line wins
+ * over their variables. */
+static void apply_preset(cli_args *args)
+{
+    static const char *const presets[][3] = {{"safe-lowbit", "r8", "r4"},
+                                             {"balanced", "r4", "r4"},
+                                             {"experimental-max", "r3", "r3"}};
+    bool argument = args->given_argument >> CLI_GIVEN_KV & 1u;
+    uint32_t kept = argument ? args->given_argument : args->given;
+    for (size_t i = 0; args->kv_preset && i < RF_ARRAY_COUNT(presets); i++) {
+        if (strcmp(args->kv_preset, presets[i][0]) != 0)
+            continue;
+        if (!(kept >> CLI_GIVEN_KV_K & 1u))
+            args->kv_k = presets[i][1];
+        if (!(kept >> CLI_GIVEN_KV_V & 1u))
+            args->kv_v = presets[i][2];
+    }
+}
+
 rf_status cli_options_parse(cli_args *args, const cli_command *command, int argc, char **argv,
                             rf_error *err)
 {
@@ -483,6 +516,7 @@ rf_status cli_options_parse(cli_args *args, const cli_command *command, int argc
             status = take_model(args, text, err);
         }
     }
+    apply_preset(args);
     if (!status && args->model && !*args->model)
         status = rf_fail(err, RF_ERR_USAGE, "MODEL", "the name is empty");
     return status;

@@ -1,11 +1,13 @@
-/* cli/perplexity.c: scores a token sequence chunk by chunk, alone or against a logits file.
+/* cli/perplexity.c: scores a token sequence chunk by chunk, alone, against a logits file, or against
+ * the same model under a wider KV.
  *
- *   chunk:  0 ........ ctx/2 ............ ctx-2 | ctx-1
- *           evaluated  scored: each by the probability of the token that follows
+ *   chunk:  0 ....... early ......... first ............ ctx-2 | ctx-1
+ *           evaluated        by depth        scored: each by the probability of the token that follows
  *
  * Each chunk starts in an empty slot; where the model has a BOS its first token is replaced by it.
- * Logits are asked for only where they are scored. Each position's figures are computed apart and
- * summed in order, so they do not depend on threads or on the size of a step.
+ * An endless text is one chunk, and the ring wraps under it. Logits are asked for only where they
+ * are scored. Each position's figures are computed apart and summed in order, so they do not depend
+ * on threads or on the size of a step.
  */
 #include "cli.h"
 
@@ -25,10 +27,27 @@ typedef struct ppl_state {
     uint64_t scored;         /* positions that are done */
 } ppl_state;
 
-uint32_t ppl_logit_rows(uint32_t ctx, uint32_t chunk)
+#define DEPTH_LEAST 256u /* the first range by depth begins here or behind */
+
+/* Scored positions of one chunk. */
+static uint32_t scored_of(const ppl_job *job)
 {
-    uint32_t scored = ctx - 1 - ctx / 2;
-    return RF_MAX(1u, RF_MIN(chunk, scored));
+    return job->ctx - 1 - job->early;
+}
+
+void ppl_job_chunks(ppl_job *job, uint32_t ctx, uint32_t chunks, bool depths)
+{
+    job->ctx = ctx;
+    job->chunks = chunks;
+    job->first = ctx / 2;
+    job->early = job->first;
+    while (depths && ctx > PPL_DEPTHS_BEYOND && job->early / 2 >= DEPTH_LEAST)
+        job->early /= 2;
+}
+
+uint32_t ppl_logit_rows(const ppl_job *job, uint32_t chunk)
+{
+    return RF_MAX(1u, RF_MIN(chunk, scored_of(job)));
 }
 
 /* log(sum(exp(logits))), and the index of the first largest logit. */
@@ -71,6 +90,21 @@ static void compare_row(const float *logits, uint32_t count, double norm, uint32
                         : (double)NAN;
 }
 
+/* KL(reference || ours) over the whole vocabulary. */
+static void compare_models(const float *reference, const float *logits, uint32_t count, double norm,
+                           uint32_t target, uint32_t top, ppl_position *out)
+{
+    uint32_t base_top;
+    double base_norm = log_sum_exp(reference, count, &base_top), sum = 0.0;
+    for (uint32_t i = 0; i < count; i++) {
+        double base = (double)reference[i] - base_norm;
+        sum += exp(base) * (base - ((double)logits[i] - norm));
+    }
+    out->kl = sum;
+    out->same_top = reference[top] == reference[base_top];
+    out->base_nll = base_norm - (double)reference[target];
+}
+
 static void score_rows(void *context, uint32_t first, uint32_t last, uint32_t worker)
 {
     (void)worker;
@@ -85,6 +119,9 @@ static void score_rows(void *context, uint32_t first, uint32_t last, uint32_t wo
         if (state->base_rows)
             compare_row(logits, vocab_count, norm, state->targets[i], top,
                         state->base_rows + i * state->job->base->row_codes, position);
+        if (state->job->reference)
+            compare_models(rf_logits(state->job->reference, i), logits, vocab_count, norm,
+                           state->targets[i], top, position);
         if (state->save_rows)
             kld_encode(logits, vocab_count, state->save_rows + i * state->job->save->row_codes);
     }
@@ -100,13 +137,19 @@ static rf_status run_step(ppl_state *state, const uint32_t *tokens, uint32_t at,
     for (uint32_t i = 0; i < count; i++) {
         uint32_t position = at + i;
         bool replace = position == 0 && vocabulary->add_bos && vocabulary->bos != UINT32_MAX;
-        bool scored = position >= job->ctx / 2 && position + 1 < job->ctx;
+        bool scored = position >= job->early && position + 1 < job->ctx;
         state->items[i] =
             (rf_step_item){0, replace ? vocabulary->bos : tokens[position], position, scored};
         if (scored)
             state->targets[rows++] = tokens[position + 1];
     }
-    rf_status status = rf_step(state->model->model, state->items, count, err);
+    rf_status status = RF_OK;
+    if (job->reference) /* an interrupt ends the other model's step: here it ends before that */
+        status = rf_step(job->reference, state->items, count, err);
+    if (!status)
+        status = signals_status(err);
+    if (!status)
+        status = rf_step(state->model->model, state->items, count, err);
     if (!status && state->base_rows)
         status = kld_read(job->base, state->base_rows, rows, err);
     if (status)
@@ -127,6 +170,8 @@ static rf_status run_chunks(ppl_state *state, rf_error *err)
     for (uint32_t chunk = 0; chunk < job->chunks && !status; chunk++) {
         const uint32_t *tokens = job->tokens + (uint64_t)chunk * job->ctx;
         status = rf_slot_truncate(state->model->model, 0, 0, err);
+        if (!status && job->reference)
+            status = rf_slot_truncate(job->reference, 0, 0, err);
         for (uint32_t at = 0; at < job->ctx && !status;) {
             uint32_t count = RF_MIN(state->model->info.chunk, job->ctx - at);
             status = run_step(state, tokens, at, count, err);
@@ -171,63 +216,116 @@ static moments moments_of(double sum, double squares, uint64_t count)
     return found;
 }
 
-static rf_status summarise_kl(const ppl_state *state, ppl_result *out, rf_error *err)
+/* The figures of positions [from, to) of every chunk, summed in order. */
+static ppl_figures figures_of(const ppl_state *state, uint32_t from, uint32_t to)
 {
-    uint64_t count = state->scored, same = 0, kept = 0;
+    const ppl_job *job = state->job;
+    double nll = 0.0, nll_squares = 0.0, kl = 0.0, kl_squares = 0.0, rise = 0.0, rise_squares = 0.0;
+    uint64_t count = 0, same = 0, kept = 0;
+    for (uint32_t chunk = 0; chunk < job->chunks; chunk++) {
+        const ppl_position *row = state->positions + (uint64_t)chunk * scored_of(job);
+        for (uint32_t at = from; at < to; at++) {
+            const ppl_position *position = &row[at - job->early];
+            nll += position->nll;
+            nll_squares += position->nll * position->nll;
+            kl += position->kl;
+            kl_squares += position->kl * position->kl;
+            same += position->same_top;
+            count++;
+            if (isnan(position->base_nll))
+                continue;
+            double difference = position->nll - position->base_nll;
+            rise += difference;
+            rise_squares += difference * difference;
+            kept++;
+        }
+    }
+    ppl_figures out = {.scored = count, .ppl_ratio = (double)NAN, .ppl_ratio_stderror = (double)NAN};
+    if (!count)
+        return out;
+    moments of_nll = moments_of(nll, nll_squares, count);
+    moments of_kl = moments_of(kl, kl_squares, count);
+    out.perplexity = exp(of_nll.mean);
+    out.stderror = of_nll.stderror * out.perplexity;
+    out.kl_mean = of_kl.mean;
+    out.kl_stderror = of_kl.stderror;
+    out.top1 = (double)same / (double)count;
+    if (kept) {
+        moments of_rise = moments_of(rise, rise_squares, kept);
+        out.ppl_ratio = exp(of_rise.mean);
+        out.ppl_ratio_stderror = of_rise.stderror * out.ppl_ratio;
+    }
+    return out;
+}
+
+static rf_status summarise_tails(const ppl_state *state, ppl_result *out, rf_error *err)
+{
+    const ppl_job *job = state->job;
+    uint64_t count = out->figures.scored, at = 0;
     double *values = malloc((size_t)count * sizeof *values);
     if (!values)
         return rf_fail(err, RF_ERR_NO_FIT, "ppl", "no memory for the divergences");
-    double sum = 0.0, squares = 0.0, nll = 0.0, base_nll = 0.0;
-    for (uint64_t i = 0; i < count; i++) {
-        const ppl_position *position = &state->positions[i];
-        values[i] = position->kl;
-        sum += position->kl;
-        squares += position->kl * position->kl;
-        same += position->same_top;
-        if (isnan(position->base_nll))
-            continue;
-        nll += position->nll;
-        base_nll += position->base_nll;
-        kept++;
+    for (uint32_t chunk = 0; chunk < job->chunks; chunk++) {
+        const ppl_position *row = state->positions + (uint64_t)chunk * scored_of(job);
+        for (uint32_t i = job->first - job->early; i < scored_of(job); i++)
+            values[at++] = row[i].kl;
     }
-    moments kl = moments_of(sum, squares, count);
     qsort(values, (size_t)count, sizeof *values, compare_doubles);
-    out->has_kl = true;
-    out->kl_mean = kl.mean;
-    out->kl_stderror = kl.stderror;
     out->kl_p99 = percentile(values, count, 0.99);
     out->kl_p999 = percentile(values, count, 0.999);
     out->kl_max = values[count - 1];
-    out->top1 = (double)same / (double)count;
-    out->ppl_ratio = kept ? exp((nll - base_nll) / (double)kept) : (double)NAN;
     free(values);
     return RF_OK;
 }
 
+/* Positions from one range by depth to the next: each twice as deep, and the last half of a chunk,
+ * which the figures are of, in two; of an endless text each twice as many turns of the ring. */
+static uint32_t next_depth(const ppl_job *job, uint32_t from)
+{
+    if (job->ring)
+        return RF_MIN(from < job->ring ? job->ring : from > job->ctx / 2 ? job->ctx : 2 * from,
+                      job->ctx - 1);
+    if (from < job->first) { /* as many halvings as it takes to get to from, but one */
+        uint32_t next = job->first;
+        while (next / 2 > from)
+            next /= 2;
+        return next;
+    }
+    uint32_t middle = job->first + job->first / 2;
+    return from < middle && middle < job->ctx - 1 ? middle : job->ctx - 1;
+}
+
+static void summarise_depths(const ppl_state *state, ppl_result *out)
+{
+    const ppl_job *job = state->job;
+    if (!job->ring && (!out->has_kl || job->ctx <= PPL_DEPTHS_BEYOND))
+        return;
+    for (uint32_t from = job->early; from < job->ctx - 1 && out->depth_count < PPL_DEPTHS_MAX;) {
+        ppl_depth *depth = &out->depths[out->depth_count++];
+        *depth = (ppl_depth){.from = from, .to = next_depth(job, from)};
+        depth->figures = figures_of(state, depth->from, depth->to);
+        from = depth->to;
+    }
+}
+
 static rf_status summarise(const ppl_state *state, ppl_result *out, rf_error *err)
 {
-    double sum = 0.0, squares = 0.0;
-    for (uint64_t i = 0; i < state->scored; i++) {
-        double nll = state->positions[i].nll;
-        sum += nll;
-        squares += nll * nll;
-    }
-    moments nll = moments_of(sum, squares, state->scored);
+    const ppl_job *job = state->job;
     memset(out, 0, sizeof *out);
-    out->scored = state->scored;
-    out->chunks = state->job->chunks;
-    out->perplexity = exp(nll.mean);
-    out->stderror = nll.stderror * out->perplexity;
-    if (!isfinite(out->perplexity))
+    out->chunks = job->chunks;
+    out->has_kl = job->base || job->reference;
+    out->figures = figures_of(state, job->first, job->ctx - 1);
+    if (!isfinite(out->figures.perplexity))
         return rf_fail(err, RF_ERR_RUNTIME, "ppl", "the perplexity is not finite");
-    return state->base_rows ? summarise_kl(state, out, err) : RF_OK;
+    summarise_depths(state, out);
+    return out->has_kl ? summarise_tails(state, out, err) : RF_OK;
 }
 
 static rf_status allocate(ppl_state *state, rf_error *err)
 {
     const ppl_job *job = state->job;
-    size_t rows = ppl_logit_rows(job->ctx, state->model->info.chunk);
-    size_t scored = (size_t)job->chunks * (job->ctx - 1 - job->ctx / 2);
+    size_t rows = ppl_logit_rows(job, state->model->info.chunk);
+    size_t scored = (size_t)job->chunks * scored_of(job);
     state->items = calloc(state->model->info.chunk, sizeof *state->items);
     state->targets = calloc(rows, sizeof *state->targets);
     state->positions = calloc(scored, sizeof *state->positions);
