@@ -642,8 +642,8 @@ def test_a_file_that_shrinks_is_reported_from_every_thread(smollm2, tmp_path):
     model = tmp_path / "shrinks.gguf"
     for attempt in range(8):
         model.write_bytes(smollm2.read_bytes())
-        child = start("run", model, "-p", "hello", "-n", "400", "-c", "512", "-t", "4", "-s",
-                      attempt, stdout=subprocess.DEVNULL)
+        child = start("bench", model, "-p", "0", "-n", "400", "-r", "50", "-c", "512", "-t", "4",
+                      stdout=subprocess.DEVNULL)
         wait_until_busy(child, 0.3 + 0.03 * attempt)
         os.truncate(model, 60_000_000)
         _, err = child.communicate(timeout=60)

@@ -5,10 +5,11 @@ import pytest
 import runner
 
 EXACT_KV = ["-ctk", "f32", "-ctv", "f32"]
-# What exact arithmetic says, in float64 (reference.py) as well as in llama.cpp on the F32 copy of the
-# weights: after "The", " answer" lies 0.22 above " United". With 8-bit activations llama.cpp goes on
-# "The United States has a population of approximately 311 million people.", or 321 with its flash
-# attention: at such a margin a greedy text tells how activations are rounded, not who is right.
+# What exact arithmetic says, in float64 (reference.py) as well as in llama.cpp on the F32 copy of
+# the weights: after "The", " answer" lies 0.22 above " United". With 8-bit activations llama.cpp
+# goes on "The United States has a population of approximately 311 million people.", or 321 with
+# its flash attention: at such a margin a greedy text tells how activations are rounded, not who
+# is right.
 CAPITAL = " Paris.\n\nThe answer is: 2018-01-22 12:12:53."
 
 
