@@ -196,6 +196,11 @@ RF_API const float *rf_logits(const rf_model *model, uint32_t index);
 RF_API uint64_t rf_slot_length(const rf_model *model, uint32_t slot);
 /* Forgets positions >= length. O(1). */
 RF_API rf_status rf_slot_truncate(rf_model *model, uint32_t slot, uint64_t length, rf_error *err);
+/* Gives the empty slot `to` a copy of what `from` has, or its first length positions to read where
+ * they lie (see rf_kv_copy_slot and rf_kv_share_prefix). */
+RF_API rf_status rf_slot_copy(rf_model *model, uint32_t from, uint32_t to, rf_error *err);
+RF_API rf_status rf_slot_share(rf_model *model, uint32_t from, uint32_t to, uint64_t length,
+                               rf_error *err);
 /* Makes the step that is running, or the next one, end with RF_ERR_INTERRUPTED. Any thread. */
 RF_API void rf_model_cancel(rf_model *model);
 
@@ -224,11 +229,11 @@ RF_API bool rf_options_calibrate(const rf_options *options);
 
 /* What a caller keeps about a slot beside the model. */
 typedef struct rf_slot_extra {
-    uint32_t *tokens;        /* save: ids of the slot's positions, borrowed and only read;
+    uint32_t *tokens;              /* save: ids of the slot's positions, borrowed and only read;
                                 restore: the caller's, filled; NULL: none, or not wanted */
-    uint64_t token_capacity; /* restore: ids that fit there */
-    uint64_t token_count;    /* save: given; restore: filled, also without tokens */
-    uint32_t pending_token;  /* sampled and not yet stepped; UINT32_MAX: none */
+    uint64_t token_capacity;       /* restore: ids that fit there */
+    uint64_t token_count;          /* save: given; restore: filled, also without tokens */
+    uint32_t pending_token;        /* sampled and not yet stepped; UINT32_MAX: none */
     struct rf_text_stream *stream; /* save: read; restore: filled when the file has one, else left
                                       alone; NULL: none, or not wanted */
 } rf_slot_extra;

@@ -453,6 +453,16 @@ rf_status rf_slot_truncate(rf_model *model, uint32_t slot, uint64_t length, rf_e
     return rf_kv_truncate(model->kv, slot, length, err);
 }
 
+rf_status rf_slot_copy(rf_model *model, uint32_t from, uint32_t to, rf_error *err)
+{
+    return rf_kv_copy_slot(model->kv, from, to, err);
+}
+
+rf_status rf_slot_share(rf_model *model, uint32_t from, uint32_t to, uint64_t length, rf_error *err)
+{
+    return rf_kv_share_prefix(model->kv, from, to, length, err);
+}
+
 void rf_model_cancel(rf_model *model)
 {
     atomic_store(&model->cancel, true);
