@@ -250,37 +250,9 @@ static void code_block(const tile *t, const rf_attend_range *visible, bool is_ne
     t->kv->codec.attend(&attend);
 }
 
-/* Both sides coded: queries that read the block as it is kept, and those that read it as r8. */
-static void code_range(const tile *t, uint64_t from, uint64_t to)
-{
-    bool has_recent = t->layer->side[RF_KV_K].recent || t->layer->side[RF_KV_V].recent;
-    uint64_t size = has_recent ? RF_KV_RECENT_BLOCK : RF_ATTEND_BLOCK;
-    for (uint64_t block = from / size; block * size < to; block++) {
-        uint64_t anchor = block * size;
-        uint64_t first = RF_MAX(anchor, from), last = RF_MIN(anchor + size, to);
-        bool any_near = false, any_far = false;
-        if (!set_visible(t, anchor, first, last))
-            continue;
-        set_bias(t, anchor);
-        for (uint32_t q = 0; q < t->queries; q++) {
-            rf_attend_range none = {0, 0}, seen = t->parts.visible[q];
-            uint64_t own = position_of(t, q) / RF_KV_RECENT_BLOCK;
-            bool is_far = has_recent && block + t->kv->recent_blocks < own;
-            t->parts.far[q] = is_far ? seen : none;
-            t->parts.visible[q] = is_far ? none : seen;
-            any_far |= is_far && seen.first < seen.last;
-            any_near |= !is_far && seen.first < seen.last;
-        }
-        if (any_near)
-            code_block(t, t->parts.visible, true, anchor, first, last);
-        if (any_far)
-            code_block(t, t->parts.far, false, anchor, first, last);
-    }
-}
-
 /* Rows of one side as f32, in the space of the tile's queries; row j is position anchor + j. */
-static const float *wide_rows(const tile *t, rf_kv_side side, uint64_t anchor, uint64_t from,
-                              uint64_t to, float *scratch)
+static const float *wide_rows(const tile *t, rf_kv_side side, bool is_near, uint64_t anchor,
+                              uint64_t from, uint64_t to, float *scratch)
 {
     const rf_kv_side_store *store = &t->layer->side[side];
     rf_kv_run runs[RF_KV_RUNS_MAX];
@@ -300,15 +272,16 @@ static const float *wide_rows(const tile *t, rf_kv_side side, uint64_t anchor, u
     }
     int8_t *codes = side == RF_KV_K ? t->parts.k_codes : t->parts.v_codes;
     float *scales = side == RF_KV_K ? t->parts.k_scale : t->parts.v_scale;
+    const rf_kv_shape *shape = is_near && store->recent ? &store->recent_shape : &store->shape;
     bool has_mean = side == RF_KV_K && t->layer->calibration;
-    expand(t, side, false, anchor, from, to, codes, scales);
+    expand(t, side, is_near, anchor, from, to, codes, scales);
     if (has_mean) {
         rf_kv_block_mean(t->kv, t->job->slot, t->layer, t->head, anchor, t->parts.mean);
         t->kv->codec.rotate(t->parts.mean, store->signs, store->width, store->shape.block);
     }
     for (uint64_t j = from - anchor; j < to - anchor; j++) {
         for (uint32_t i = 0; i < store->width; i++) {
-            float scale = scales[j * store->shape.span_count + i / store->shape.span];
+            float scale = scales[j * shape->span_count + i / shape->span];
             scratch[j * store->width + i] =
                 scale * (float)codes[j * store->width + i] + (has_mean ? t->parts.mean[i] : 0.0f);
         }
@@ -316,14 +289,15 @@ static const float *wide_rows(const tile *t, rf_kv_side side, uint64_t anchor, u
     return scratch;
 }
 
-static void wide_call(const tile *t, const float *k, const float *v, uint32_t count)
+static void wide_call(const tile *t, const rf_attend_range *visible, const float *k, const float *v,
+                      uint32_t count)
 {
     const tile_parts *p = &t->parts;
     uint32_t k_width = t->layer->side[RF_KV_K].width, v_width = t->layer->side[RF_KV_V].width;
     rf_attend attend = {.q = t->k_coded ? p->q_turned : p->q,
                         .q_stride = k_width,
                         .query_count = t->queries,
-                        .visible = p->visible,
+                        .visible = visible,
                         .k = k,
                         .v = v,
                         .count = count,
@@ -337,27 +311,46 @@ static void wide_call(const tile *t, const float *k, const float *v, uint32_t co
     t->kv->kernels.attend(&attend);
 }
 
-static void wide_range(const tile *t, uint64_t from, uint64_t to)
+/* Queries that read the block in one form. */
+static void run_block(const tile *t, const rf_attend_range *visible, bool is_near, uint64_t anchor,
+                      uint64_t from, uint64_t to)
 {
-    for (uint64_t block = from / RF_ATTEND_BLOCK; block * RF_ATTEND_BLOCK < to; block++) {
-        uint64_t anchor = block * RF_ATTEND_BLOCK;
-        uint64_t first = RF_MAX(anchor, from), last = RF_MIN(anchor + RF_ATTEND_BLOCK, to);
-        if (!set_visible(t, anchor, first, last))
-            continue;
-        const float *k = wide_rows(t, RF_KV_K, anchor, first, last, t->parts.k);
-        const float *v = wide_rows(t, RF_KV_V, anchor, first, last, t->parts.v);
-        wide_call(t, k, v, (uint32_t)(last - anchor));
+    if (t->k_coded && t->v_coded) {
+        code_block(t, visible, is_near, anchor, from, to);
+        return;
     }
+    const float *k = wide_rows(t, RF_KV_K, is_near, anchor, from, to, t->parts.k);
+    const float *v = wide_rows(t, RF_KV_V, is_near, anchor, from, to, t->parts.v);
+    wide_call(t, visible, k, v, (uint32_t)(to - anchor));
 }
 
+/* Some queries read a block as it is kept, some, where the format says so, as r8. */
 static void run_range(const tile *t, uint64_t from, uint64_t to)
 {
-    if (from >= to)
-        return;
-    if (t->k_coded && t->v_coded)
-        code_range(t, from, to);
-    else
-        wide_range(t, from, to);
+    bool has_recent = t->layer->side[RF_KV_K].recent || t->layer->side[RF_KV_V].recent;
+    uint64_t size = has_recent ? RF_KV_RECENT_BLOCK : RF_ATTEND_BLOCK;
+    for (uint64_t block = from / size; from < to && block * size < to; block++) {
+        uint64_t anchor = block * size;
+        uint64_t first = RF_MAX(anchor, from), last = RF_MIN(anchor + size, to);
+        bool any_near = false, any_far = false;
+        if (!set_visible(t, anchor, first, last))
+            continue;
+        if (t->k_coded && t->v_coded)
+            set_bias(t, anchor);
+        for (uint32_t q = 0; q < t->queries; q++) {
+            rf_attend_range none = {0, 0}, seen = t->parts.visible[q];
+            uint64_t own = position_of(t, q) / RF_KV_RECENT_BLOCK;
+            bool is_far = has_recent && block + t->kv->recent_blocks < own;
+            t->parts.far[q] = is_far ? seen : none;
+            t->parts.visible[q] = is_far ? none : seen;
+            any_far |= is_far && seen.first < seen.last;
+            any_near |= !is_far && seen.first < seen.last;
+        }
+        if (any_near)
+            run_block(t, t->parts.visible, true, anchor, first, last);
+        if (any_far)
+            run_block(t, t->parts.far, false, anchor, first, last);
+    }
 }
 
 /* Position 0 as it was kept apart, in f16, or as the ring has it on a side that keeps nothing. */
@@ -369,7 +362,7 @@ static void first_row(const tile *t)
     for (int side = RF_KV_K; side <= RF_KV_V; side++) {
         const rf_kv_side_store *store = &t->layer->side[side];
         if (!store->first) {
-            const float *row = wide_rows(t, (rf_kv_side)side, 0, 0, 1, rows[side]);
+            const float *row = wide_rows(t, (rf_kv_side)side, false, 0, 0, 1, rows[side]);
             if (row != rows[side])
                 memcpy(rows[side], row, store->width * sizeof(float));
             continue;
@@ -379,7 +372,7 @@ static void first_row(const tile *t)
             rows[side][i] = rf_f16_to_f32(first[i]);
         t->kv->codec.rotate(rows[side], store->signs, store->width, store->shape.block);
     }
-    wide_call(t, rows[RF_KV_K], rows[RF_KV_V], 1);
+    wide_call(t, t->parts.visible, rows[RF_KV_K], rows[RF_KV_V], 1);
 }
 
 /* ---- units -------------------------------------------------------------------------------- */

@@ -30,7 +30,7 @@ static float shrink(double w, uint32_t n)
     return lower == 0.0f ? 1.0f : (float)((double)upper / ((double)n * (double)lower));
 }
 
-void rf_kv_fill_spread(rf_kv *kv)
+static void fill_spread(rf_kv *kv)
 {
     uint32_t n = RF_KV_MEAN_BLOCK + RF_KV_AHEAD;
     for (uint32_t i = 0; i < kv->pairs; i++) {
@@ -45,8 +45,31 @@ void rf_kv_fill_spread(rf_kv *kv)
 
 static float *phases_at(const rf_kv *kv, uint32_t slot, uint64_t block)
 {
+    if (block < rf_kv_pinned_blocks(kv->sinks))
+        return kv->pinned_phases + block * kv->pairs * 2;
     uint64_t row = slot * kv->phase_count + block % kv->phase_count;
     return kv->phases + row * kv->pairs * 2;
+}
+
+static void fill_block(const rf_kv *kv, uint64_t block, float *phases)
+{
+    double middle = (double)block * RF_KV_MEAN_BLOCK + (RF_KV_MEAN_BLOCK - 1) * 0.5;
+    for (uint32_t i = 0; i < kv->pairs; i++) {
+        double frequency = rf_kv_pair_of(&kv->rope, i).frequency;
+        float amplitude = shrink(frequency, RF_KV_MEAN_BLOCK), sine, cosine;
+        rf_sin_cos(frequency * middle, &sine, &cosine);
+        phases[2 * i] = amplitude * cosine;
+        phases[2 * i + 1] = amplitude * sine;
+    }
+}
+
+void rf_kv_fill_tables(rf_kv *kv)
+{
+    if (!kv->phase_count)
+        return;
+    fill_spread(kv);
+    for (uint64_t block = 0; block < rf_kv_pinned_blocks(kv->sinks); block++)
+        fill_block(kv, block, phases_at(kv, 0, block));
 }
 
 void rf_kv_fill_phases(rf_kv *kv, uint32_t slot, uint64_t from, uint64_t to)
@@ -54,17 +77,9 @@ void rf_kv_fill_phases(rf_kv *kv, uint32_t slot, uint64_t from, uint64_t to)
     uint64_t first = (from + RF_KV_MEAN_BLOCK - 1) / RF_KV_MEAN_BLOCK;
     if (!kv->phase_count)
         return;
-    for (uint64_t block = first; block * RF_KV_MEAN_BLOCK < to; block++) {
-        float *phases = phases_at(kv, slot, block);
-        double middle = (double)block * RF_KV_MEAN_BLOCK + (RF_KV_MEAN_BLOCK - 1) * 0.5;
-        for (uint32_t i = 0; i < kv->pairs; i++) {
-            double frequency = rf_kv_pair_of(&kv->rope, i).frequency;
-            float amplitude = shrink(frequency, RF_KV_MEAN_BLOCK), sine, cosine;
-            rf_sin_cos(frequency * middle, &sine, &cosine);
-            phases[2 * i] = amplitude * cosine;
-            phases[2 * i + 1] = amplitude * sine;
-        }
-    }
+    first = RF_MAX(first, rf_kv_pinned_blocks(kv->sinks));
+    for (uint64_t block = first; block * RF_KV_MEAN_BLOCK < to; block++)
+        fill_block(kv, block, phases_at(kv, slot, block));
 }
 
 const float *rf_kv_phases_of(const rf_kv *kv, uint32_t slot, uint64_t position)
@@ -223,6 +238,33 @@ rf_kv_feedback rf_kv_feedback_of(rf_kv *kv, uint32_t slot, rf_kv_layer_store *la
 
 /* ---- statistics from outside -------------------------------------------------------------- */
 
+static rf_status check_statistics(const rf_kv *kv, const rf_kv_layer_store *layer,
+                                  const rf_kv_statistics *statistics, rf_error *err)
+{
+    for (uint32_t slot = 0; slot < kv->slot_count; slot++) {
+        if (kv->slots[slot].length > 0 || kv->slots[slot].pending > 0)
+            return rf_fail(err, RF_ERR_USAGE, "kv.calibration",
+                           "slot %u has rows that were made without it", slot);
+    }
+    int32_t k_base = statistics->k_base, v_base = statistics->v_base;
+    if (k_base < -RF_KV_BASE_LIMIT || k_base > RF_KV_BASE_LIMIT || v_base < -RF_KV_BASE_LIMIT ||
+        v_base > RF_KV_BASE_LIMIT) {
+        rf_fail(err, RF_ERR_USAGE, "kv.calibration", "a base out of range");
+        rf_fail_expected(err, "%d to %d", -RF_KV_BASE_LIMIT, RF_KV_BASE_LIMIT);
+        return rf_fail_got(err, "%d and %d", k_base, v_base);
+    }
+    if (!layer->calibration)
+        return RF_OK;
+    uint32_t width = layer->side[RF_KV_K].width;
+    bool finite = true; /* x - x is NaN where x is not finite */
+    for (uint32_t i = 0; i < width; i++)
+        finite &= statistics->mean[i] - statistics->mean[i] == 0.0f;
+    for (uint64_t i = 0; i < (uint64_t)width * width; i++)
+        finite &= statistics->moment[i] - statistics->moment[i] == 0.0f;
+    return finite ? RF_OK
+                  : rf_fail(err, RF_ERR_USAGE, "kv.calibration", "a value that is not finite");
+}
+
 rf_status rf_kv_set_calibration(rf_kv *kv, uint32_t layer_index, uint32_t head,
                                 const rf_kv_statistics *statistics, rf_error *err)
 {
@@ -232,6 +274,9 @@ rf_status rf_kv_set_calibration(rf_kv *kv, uint32_t layer_index, uint32_t head,
     if (layer_index >= kv->layer_count || head >= kv->layers[layer_index].kv_heads)
         return rf_fail(err, RF_ERR_USAGE, "kv.calibration", "no such layer or head");
     rf_kv_layer_store *layer = &kv->layers[layer_index];
+    rf_status status = check_statistics(kv, layer, statistics, err);
+    if (status)
+        return status;
     layer->side[RF_KV_K].bases[head] = statistics->k_base;
     layer->side[RF_KV_V].bases[head] = statistics->v_base;
     if (!layer->calibration)

@@ -11,7 +11,7 @@ static const rf_kv_format kv_formats[] = {
     /* 65520 is the first float that rounds to infinity in a half; the codes' scales saturate */
     {"f32", RF_F32, 0, false, false, false, __builtin_inff()},
     {"f16", RF_F16, 0, false, false, false, 65520.0f},
-    {"bf16", RF_BF16, 0, false, false, false, 3.3895314e38f},
+    {"bf16", RF_BF16, 0, false, false, false, 0x1.ffp127f}, /* the tie above the largest */
     {"q8_0", RF_FORMAT_NONE, RF_KV_CODE_Q8_0, false, false, false, 65520.0f},
     {"q4_0", RF_FORMAT_NONE, RF_KV_CODE_Q4_0, false, false, false, 65520.0f},
     {"r8", RF_FORMAT_NONE, RF_KV_CODE_R8, true, false, true, 65520.0f},
@@ -89,12 +89,16 @@ static rf_status resolve_side(const rf_kv_config *config, uint32_t layer_index, 
 }
 
 /* Rows of the newest positions: those that the first token of a chunk still reads, while the whole
- * chunk has been appended, and a chunk more, so that a step can be taken back. */
+ * chunk has been appended, and a chunk more, so that a step can be taken back. Never more than
+ * there are positions; a ring that turns over beside sinks is no bound, since these rows turn over
+ * with no sinks, and the sinks are read here as long as they are near. */
 static uint64_t recent_rows(const rf_kv_config *config, uint64_t row_count)
 {
     uint64_t rows =
         ((uint64_t)config->recent_blocks + 1) * RF_KV_RECENT_BLOCK + 2 * (uint64_t)config->chunk;
-    return RF_MIN(rows, row_count);
+    if (config->sinks == 0)
+        return RF_MIN(rows, row_count);
+    return config->endless ? rows : RF_MIN(rows, config->capacity);
 }
 
 rf_status rf_kv_layer_resolve(const rf_kv_config *config, uint32_t layer_index,
@@ -116,6 +120,13 @@ rf_status rf_kv_layer_resolve(const rf_kv_config *config, uint32_t layer_index,
             return status;
         if (store->format->has_recent)
             store->recent_count = recent_rows(config, out->row_count);
+    }
+    if (config->calibrated && out->side[RF_KV_K].format->has_mean &&
+        config->rope.dims > layer->k_width) {
+        rf_fail(err, RF_ERR_USAGE, "kv.rope", "more elements turn than layer %u's keys have",
+                layer_index);
+        rf_fail_expected(err, "at most %u", layer->k_width);
+        return rf_fail_got(err, "%u", config->rope.dims);
     }
     return RF_OK;
 }
@@ -221,12 +232,15 @@ uint64_t rf_kv_lay_state(const rf_kv_config *config, rf_kv *kv)
     void *layers = lay(&state, config->layer_count * sizeof(rf_kv_layer_store));
     void *slot_states = lay(&state, slots * sizeof(rf_kv_slot));
     void *phases = lay(&state, slots * phase_count * pairs * 2 * sizeof(float));
+    uint64_t pinned = config->calibrated ? rf_kv_pinned_blocks(config->sinks) : 0;
+    void *pinned_phases = lay(&state, pinned * pairs * 2 * sizeof(float));
     void *spread = lay(&state, config->calibrated ? pairs * pairs * 2 * sizeof(float) : 0);
     void *scratch = lay(&state, scratch_of(config));
     if (kv) {
         kv->layers = layers;
         kv->slots = slot_states;
         kv->phases = phases;
+        kv->pinned_phases = pinned_phases;
         kv->spread = spread;
         kv->own_scratch = scratch;
         kv->phase_count = phase_count;
@@ -271,6 +285,12 @@ static rf_status check_config(const rf_kv_config *config, rf_error *err)
     if (config->sinks >= config->capacity) {
         rf_fail(err, RF_ERR_USAGE, "sinks", "the sinks must leave room in the ring");
         return rf_fail_got(err, "%u", config->sinks);
+    }
+    const rf_kv_rope *rope = &config->rope;
+    if (config->calibrated && rope->dims && (rope->dims % 2 != 0 || !rope->frequencies)) {
+        rf_fail(err, RF_ERR_USAGE, "kv.rope", "pairs of elements and a frequency for each");
+        return rf_fail_got(err, "%u elements%s", rope->dims,
+                           rope->frequencies ? "" : " and no frequencies");
     }
     return RF_OK;
 }

@@ -166,8 +166,7 @@ rf_status rf_kv_open(rf_scope *scope, const rf_kv_config *config, rf_kv **out, r
     }
     for (uint32_t i = 0; i < config->slots; i++)
         kv->slots[i] = (rf_kv_slot){0};
-    if (kv->phase_count)
-        rf_kv_fill_spread(kv);
+    rf_kv_fill_tables(kv);
     *out = kv;
     return RF_OK;
 }
@@ -237,12 +236,15 @@ bool rf_kv_can_go_on(const rf_kv *kv, const rf_kv_layer_store *layer, const rf_k
                      uint64_t length)
 {
     uint64_t rows = layer->row_count - kv->sinks; /* that turn over */
-    if (!has_from(state, rows, rf_kv_seen_from(kv, layer->window, length)))
+    uint64_t seen = RF_MAX(rf_kv_seen_from(kv, layer->window, length), (uint64_t)kv->sinks);
+    if (!has_from(state, rows, seen))
         return false;
     for (int side = RF_KV_K; side <= RF_KV_V; side++) {
         const rf_kv_side_store *store = &layer->side[side];
         uint64_t block = length / RF_KV_RECENT_BLOCK;
         uint64_t from = (block - RF_MIN(block, (uint64_t)kv->recent_blocks)) * RF_KV_RECENT_BLOCK;
+        if (from >= kv->sinks) /* else sinks are among them */
+            from = RF_MAX(from, seen);
         if (store->recent && !has_from(state, store->recent_count, from))
             return false;
     }
@@ -276,6 +278,8 @@ rf_status rf_kv_truncate(rf_kv *kv, uint32_t slot, uint64_t length, rf_error *er
                        (unsigned long long)length);
     }
     state->length = length;
+    if (length > 0) /* what comes next is its own, also where others' rows stood */
+        state->prefix_length = RF_MIN(state->prefix_length, length);
     if (length == 0) {
         state->written = 0;
         rf_kv_release(kv, slot);

@@ -63,7 +63,8 @@ struct rf_kv {
     rf_kv_rope rope;
     rf_kv_layer_store *layers;
     rf_kv_slot *slots;
-    float *phases; /* [slot][phase_count][pairs][2]: mean turn of a pair over a block */
+    float *phases;        /* [slot][phase_count][pairs][2]: mean turn of a pair over a block */
+    float *pinned_phases; /* [rf_kv_pinned_blocks][pairs][2]: the same of the sinks' blocks */
     float *spread; /* [2][pairs][pairs]: how far averages over a block shrink, i - j, i + j */
     uint64_t phase_count;
     uint32_t pairs;    /* of the widest key; pairs behind rope.dims do not turn */
@@ -105,6 +106,12 @@ static inline uint64_t rf_kv_seen_from(const rf_kv *kv, uint32_t window, uint64_
     if (window)
         seen = RF_MIN(seen, (uint64_t)window);
     return position + 1 > seen ? position + 1 - seen : 0;
+}
+
+/* Blocks of positions that share a mean and hold a sink: these stay, however far the ring turns. */
+static inline uint64_t rf_kv_pinned_blocks(uint32_t sinks)
+{
+    return ((uint64_t)sinks + RF_KV_MEAN_BLOCK - 1) / RF_KV_MEAN_BLOCK;
 }
 
 /* The first layer at or after index that keeps anything. */
@@ -165,7 +172,8 @@ typedef struct rf_kv_pair {
 } rf_kv_pair;
 rf_kv_pair rf_kv_pair_of(const rf_kv_rope *rope, uint32_t index);
 
-void rf_kv_fill_spread(rf_kv *kv);
+/* What does not depend on a slot: the spread, and the phases of the sinks' blocks. */
+void rf_kv_fill_tables(rf_kv *kv);
 /* Makes sure that the phases of the blocks of [from, to) are there. */
 void rf_kv_fill_phases(rf_kv *kv, uint32_t slot, uint64_t from, uint64_t to);
 const float *rf_kv_phases_of(const rf_kv *kv, uint32_t slot, uint64_t position);
