@@ -319,7 +319,7 @@ static void what_cannot_be_a_store_is_refused_with_its_name(void **state)
         assert_int_equal(rf_kv_open(NULL, &f.config, &kv, &err), cases[i].status);
         assert_int_equal(rf_kv_open(NULL, &f.config, &kv, NULL), cases[i].status);
         assert_null(kv);
-        if (!rf_kv_format_known(cases[i].format))
+        if (!rf_kv_format_name(cases[i].format))
             assert_non_null(strstr(err.expected, rf_kv_format_names()));
     }
 }
@@ -754,17 +754,17 @@ static void formats_are_found_by_their_whole_name(void **state)
     static const char *const others[] = {"", "f1", "f16 ", "f32 f16", "R8", "r", "r88", "q8", "r7"};
     size_t listed = 0;
     for (size_t i = 0; i < RF_ARRAY_COUNT(names); i++) {
-        assert_true(rf_kv_format_known(names[i]));
+        assert_string_equal(rf_kv_format_name(names[i]), names[i]);
         assert_non_null(strstr(rf_kv_format_names(), names[i]));
         assert_int_equal(rf_kv_format_calibrates(names[i]), names[i][0] == 'r');
         listed += strlen(names[i]) + 1;
     }
     assert_int_equal(strlen(rf_kv_format_names()) + 1, listed); /* these and no other */
     for (size_t i = 0; i < RF_ARRAY_COUNT(others); i++) {
-        assert_false(rf_kv_format_known(others[i]));
+        assert_null(rf_kv_format_name(others[i]));
         assert_false(rf_kv_format_calibrates(others[i]));
     }
-    assert_true(rf_kv_format_known(NULL)); /* f16 */
+    assert_string_equal(rf_kv_format_name(NULL), "f16");
     fixture f = make(1, NULL, 4, 4, 1, NULL);
     open_store(&f, false);
     assert_int_equal(rf_kv_row_bytes(f.kv, 0, RF_KV_K), 16);
