@@ -287,10 +287,9 @@ static rf_status check_config(const rf_kv_config *config, rf_error *err)
         return rf_fail_got(err, "%u", config->sinks);
     }
     const rf_kv_rope *rope = &config->rope;
-    if (config->calibrated && rope->dims && (rope->dims % 2 != 0 || !rope->frequencies)) {
-        rf_fail(err, RF_ERR_USAGE, "kv.rope", "pairs of elements and a frequency for each");
-        return rf_fail_got(err, "%u elements%s", rope->dims,
-                           rope->frequencies ? "" : " and no frequencies");
+    if (config->calibrated && rope->dims % 2 != 0) {
+        rf_fail(err, RF_ERR_USAGE, "kv.rope", "pairs of elements turn");
+        return rf_fail_got(err, "%u elements", rope->dims);
     }
     return RF_OK;
 }

@@ -124,6 +124,8 @@ rf_status rf_kv_open(rf_scope *scope, const rf_kv_config *config, rf_kv **out, r
     rf_status status = rf_kv_plan(&counted, config, err);
     if (status)
         return status;
+    if (config->calibrated && config->rope.dims && !config->rope.frequencies)
+        return rf_fail(err, RF_ERR_USAGE, "kv.rope", "there are no frequencies");
     uint64_t state_bytes = rf_kv_lay_state(config, NULL);
     uint64_t own_bytes = 0;
     void *memory = NULL;
