@@ -225,8 +225,11 @@ RF_INLINE void attend_count(const rf_attend_codes *job, uint32_t query, uint32_t
     case 32:
         score_group(job, query, count, 32, seen, scores);
         break;
-    default:
+    case 64:
         score_group(job, query, count, 64, seen, scores);
+        break;
+    default:
+        score_group(job, query, count, 128, seen, scores);
         break;
     }
     for (uint32_t i = 0; i < count; i++) {

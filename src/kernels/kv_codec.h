@@ -11,7 +11,8 @@
  * entry gives the same bits: integers inside a span, floats in the order that is stated.
  *
  * Rows are finite (append refuses others); finite rows of any size give finite scales and errors
- * at worst as large as the row. A NaN or an infinity gives some codes, never a fault.
+ * at worst as large as the row (turbo: half as large again on a row that is a spike). A NaN or an infinity
+ * gives some codes, never a fault.
  */
 #ifndef RF_KV_CODEC_H
 #define RF_KV_CODEC_H
@@ -23,7 +24,7 @@
  *   span (a scale)  = the same, <= span of the format
  *   bytes           = codes of all spans, then the scales, one for each span; no alignment
  *
- * | format | code                          | span | scale     | bits at width 64 |
+ * | format | code                          | span | scale     | bits at width 64 (128) |
  * | r8     | int8, value = s * c           | 64   | f16       | 8.25 |
  * | r6     | c = -31..32, value = s*c/32   | 32   | 8 bit     | 6.25 |
  * | r5     | 32 levels (int8 table / 127)  | 32   | 8 bit     | 5.25 |
@@ -31,6 +32,15 @@
  * | r3     | 8 levels (int8 table / 127)   | 32   | 8 bit     | 3.25 |
  * | q8_0   | int8, value = s * c           | 32   | f16       | 8.5  |
  * | q4_0   | c = -8..7, value = s * c      | 32   | f16       | 4.5  |
+ * | turbo4 | 16 levels (int8 table * unit) | 128  | f16       | 4.25 (4.125) |
+ * | turbo3 | 8 levels                      | 128  | f16       | 3.25 (3.125) |
+ * | turbo2 | 4 levels                      | 128  | f16       | 2.25 (2.125) |
+ * | turbo4q | turbo3 and a bit of the rest | 128  | two f16   | 4.5  (4.25) |
+ * | turbo3q | turbo2 and a bit of the rest | 128  | two f16   | 3.5  (3.25) |
+ *
+ * turbo*q is wide: its bit of the rest is no int8 code of an element. expand gives only the levels'
+ * part; attention must read rows that rf_kv_widen has made. Its row ends in the scales of all
+ * spans, then the norms of their rests.
  *
  * The codes of a span of S elements are indices (of the level, or c + 31, c + 8; 8 bits: c itself)
  * in planes, one after the other, so that one load and one mask give many of them:
@@ -38,6 +48,8 @@
  *   low 4 bits  r6 r5 r4 q4_0  byte i < S/2: element i, and i + S/2 in the high half
  *   2 bits      r6 (bits 4-5), r3 (bits 0-1)   byte i < S/4: elements i + k * S/4 at bits 2k
  *   1 bit       r5 (bit 4), r3 (bit 2)         bit i mod 8 of byte i / 8: element i
+ * turbo4 is laid out as r4, turbo3 as r3, turbo2 is 2 bits; turbo*q has the sign of the rest as the
+ * highest bit of an index (set: negative), so turbo4q is laid out as r4 and turbo3q as r3.
  *
  * The 8-bit scale: sign, 4 bits of exponent, 3 of mantissa over a base: byte = sign << 7 |
  * exponent << 3 | mantissa; value = +-(1 + mantissa / 8) * 2^(base - 15 + exponent); rounded half
@@ -51,10 +63,17 @@ typedef enum rf_kv_code {
     RF_KV_CODE_R3,
     RF_KV_CODE_Q8_0,
     RF_KV_CODE_Q4_0,
-    RF_KV_CODE_COUNT
+    RF_KV_CODE_COUNT, /* the codes before it; the polar ones follow */
+    RF_KV_CODE_TURBO4 = RF_KV_CODE_COUNT,
+    RF_KV_CODE_TURBO3,
+    RF_KV_CODE_TURBO2,
+    RF_KV_CODE_TURBO4Q,
+    RF_KV_CODE_TURBO3Q,
+    RF_KV_CODE_ALL
 } rf_kv_code;
 
-#define RF_KV_BLOCK_MAX  64u /* rotation block of a format, and of feedback */
+#define RF_KV_BLOCK_MAX  64u  /* rotation block of a format with feedback or search */
+#define RF_KV_SPAN_MAX   128u /* rotation block and span of any format */
 #define RF_KV_TRIALS_MAX 8u
 #define RF_KV_BASE_LIMIT 40 /* |base|: scales and their squares, with units, are normal floats */
 
@@ -64,8 +83,10 @@ typedef struct rf_kv_code_info { /* a row of the table; units are those of one e
     uint32_t block;       /* rotation: most elements */
     uint32_t span;        /* scale: most elements */
     bool f16_scale;       /* else 8 bit over a base */
-    float unit, units;    /* value = scale * unit * int8 code; units = 1 / unit, exact */
+    bool wide;            /* attention: rows of rf_kv_widen, not int8 codes */
+    float unit, units;    /* value = scale * unit * int8 code; units = 1 / unit, exact (search) */
     const int8_t *levels; /* int8 code of an index, ascending; NULL: code = index - offset */
+    const float *bounds;  /* polar: between the levels, in standard deviations; 16 stand there */
     int32_t low, high;    /* least and largest int8 code */
     int32_t offset;
     uint32_t key_count;    /* trial factors with feedback; 0: feedback is ignored */
@@ -73,7 +94,7 @@ typedef struct rf_kv_code_info { /* a row of the table; units are those of one e
     float key_factors[4];
     float search_factors[RF_KV_TRIALS_MAX];
 } rf_kv_code_info;
-extern const rf_kv_code_info rf_kv_codes[RF_KV_CODE_COUNT];
+extern const rf_kv_code_info rf_kv_codes[RF_KV_CODE_ALL];
 
 typedef struct rf_kv_shape { /* of one row, from format and width */
     rf_kv_code code;
@@ -131,8 +152,17 @@ typedef struct rf_kv_feedback {
  * r8, q8_0, q4_0 have no search: s = max|x| / 127, codes with the stored s; q8_0 and q4_0 as ggml,
  * codes with s before it is stored (q4_0: s = m / -8, index = min(15, (int)(x / s + 8.5))).
  *
+ * turbo: n = norm of the span (squares summed in double, element i in lane i mod 4, added 2, 1
+ * apart), index = how many bounds x * (float)(sqrt(S) / n) reaches. Scale = n / (unit * norm of the
+ * int8 codes), so that the decoded span has the norm of x; turbo*q, whose rest is coded:
+ * n / sqrt(S), then rest r_i = fma(-scale * unit, code, x_i), its norm (summed as n) as f16,
+ * and the signs of
+ * the rest turned once more: rotate(r, signs of RF_KV_REST_SEED, S, S), below 0 a set bit.
+ * feedback is ignored. n is Algorithm 1's of TurboQuant, the ratio its matched norm, the rest
+ * Algorithm 2 with an orthogonal S.
+ *
  * A span of zeros has scale 0 and codes of an all-zero index (uniform: of c = 0), and so has one
- * whose f16 scale rounds to 0. f16 scales saturate at 65504. */
+ * whose f16 scale rounds to 0 (turbo*q: its rest is 0 as well). f16 scales saturate at 65504. */
 typedef void (*rf_kv_encode_row_fn)(const rf_kv_shape *shape, const float *row,
                                     const rf_kv_feedback *feedback, int32_t base, void *out);
 
@@ -140,6 +170,24 @@ typedef void (*rf_kv_encode_row_fn)(const rf_kv_shape *shape, const float *row,
  * [count][span_count], the unit and the base included: value = scale * code. */
 typedef void (*rf_kv_expand_fn)(const rf_kv_shape *shape, const void *rows, uint32_t count,
                                 int32_t base, int8_t *codes, float *scales);
+
+/* Widens count rows of any format, row_bytes apart, into f32 out[count][width], still rotated:
+ * what an engine reads that attends by rf_attend with the rotated f32 q, and the only way to read a
+ * format that is wide. out = scale * code (as expand has them), and of a wide format
+ *   fma(scale, code, sqrt(pi / 2) / sqrt(S) * norm of the rest * turn_back(+-1 of its signs))
+ * an estimate of x that is unbiased over turns, but for terms of 1 / S where an element of the rest
+ * stands out (S = 128: 6e-4 |q||x|, a twentieth of one estimate's deviation). The second turn
+ * is each span's own: rf_kv_signs(RF_KV_REST_SEED, S); a row must not have been rotated with
+ * that seed.
+ *
+ * In a store: a side whose format is wide is never given to rf_attend_codes_fn; a layer with such a
+ * side goes the way of layers that are coded on one side only: rows of both sides as f32, one run
+ * of a window at a time: rf_kv_widen(&shape, run.rows, run.count, base, out + row * width). Rows of
+ * another shape beside them (r8 of recent ones) and the mean of keys are what they are for codes.
+ * Scalar; for codes that are not wide expand and a multiplication give the same bits faster. */
+#define RF_KV_REST_SEED UINT64_C(0x7175616e74207265)
+void rf_kv_widen(const rf_kv_shape *shape, const void *rows, uint32_t count, int32_t base,
+                 float *out);
 
 /* q rotated, into int16 with one scale, by the rules of rf_pack_fn: |q| <= 32767; zeros have scale
  * 0; a NaN or an infinity makes the scale NaN. width is a multiple of 8. */
@@ -150,7 +198,7 @@ typedef void (*rf_kv_query_fn)(const float *q, uint32_t width, int16_t *codes, f
  *   s_j = fma(dot_j * q_scale, scale, bias[query])
  * and out += p_j * v_scale[j][span] * v_code, the product p * scale rounded, fma in ascending j.
  * state and out are those of rf_attend: rows kept as f32 or f16 (the first one) join in by it,
- * rotated, with the rotated f32 q. Spans are width / spans, multiples of 8, at most 64. */
+ * rotated, with the rotated f32 q. Spans are width / spans: 8, 16, 32, 64 or 128. */
 typedef struct rf_attend_codes {
     const int16_t *q; /* query i at q + i * k_width */
     const float *q_scale;

@@ -1,4 +1,4 @@
-/* kernels/kv_codec_avx2.c: rotation, encoding and expansion of the rotated KV formats.
+/* kernels/kv_codec_avx2.c: rotation and encoding of the rotated KV formats.
  *
  * Feedback is a chain of one element after the other, so the trial scales run side by side in four
  * lanes, and what is left of the row (t) is brought up to date eight elements at a time:
@@ -6,7 +6,8 @@
  *            elements 8b .. 8b+7                    elements after them
  *   4 lanes: t ─► nearest ─► e, next t in registers   t of each trial -= 8 columns of M * e
  *
- * The search without feedback has elements in lanes and runs through the trial scales.
+ * The search without feedback has elements in lanes and runs through the trial scales. Polar codes
+ * have spans of up to 128; of turbo*q, which exists for the record, encoding is the scalar entry's.
  */
 #include "kernels/attend_avx2.h"
 #include "kernels/kv_scalar.h"
@@ -116,165 +117,6 @@ static void turn_back_avx2(float *row, const uint8_t *signs, uint32_t width, uin
     transform(row, signs, width, block, true);
 }
 
-/* ---- expansion --------------------------------------------------------------------------- */
-
-/* The levels of a code as bytes, once in each half of a register; 32 of them in two. */
-typedef struct level_bytes {
-    __m256i half[2];
-} level_bytes;
-
-RF_INLINE __m256i both_halves(const void *sixteen)
-{
-    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)sixteen));
-}
-
-RF_INLINE void load_levels(level_bytes *t, rf_kv_code code)
-{
-    uint8_t levels[32] = {0};
-    if (rf_kv_codes[code].levels) {
-        memcpy(levels, rf_kv_codes[code].levels, (size_t)1 << rf_kv_codes[code].code_bits);
-    }
-    t->half[0] = both_halves(levels);
-    t->half[1] = both_halves(levels + 16);
-}
-
-/* Indices of a span of 32, or of 16 in the lower half. */
-RF_INLINE __m256i load_4(const uint8_t *plane, uint32_t span)
-{
-    const __m128i nibble = _mm_set1_epi8(15);
-    if (span == 32) {
-        const __m128i bytes = _mm_loadu_si128((const __m128i *)plane);
-        const __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), nibble);
-        return _mm256_set_m128i(high, _mm_and_si128(bytes, nibble));
-    }
-    const __m128i bytes = _mm_loadl_epi64((const __m128i *)plane);
-    const __m128i all = _mm_unpacklo_epi64(bytes, _mm_srli_epi16(bytes, 4));
-    return _mm256_castsi128_si256(_mm_and_si128(all, nibble));
-}
-
-RF_INLINE __m256i load_2(const uint8_t *plane, uint32_t span)
-{
-    __m256i all;
-    if (span == 32) {
-        const __m256i bytes = _mm256_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)plane));
-        all = _mm256_srlv_epi64(bytes, _mm256_setr_epi64x(0, 2, 4, 6));
-    } else {
-        const __m128i bytes = _mm_set1_epi32((int)rf_load_u32(plane));
-        all = _mm256_castsi128_si256(_mm_srlv_epi32(bytes, _mm_setr_epi32(0, 2, 4, 6)));
-    }
-    return _mm256_and_si256(all, _mm256_set1_epi8(3));
-}
-
-/* All ones where the bit is set. */
-RF_INLINE __m256i load_1(const uint8_t *plane, uint32_t span)
-{
-    const __m256i spread =
-        _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
-    const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201u);
-    const uint32_t bits = span == 32 ? rf_load_u32(plane) : rf_load_u16(plane);
-    const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32((int)bits), spread);
-    return _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
-}
-
-RF_INLINE __m256i expand_span(rf_kv_code code, const uint8_t *planes, uint32_t span,
-                              const level_bytes *t)
-{
-    switch (code) {
-    case RF_KV_CODE_R6: {
-        const __m256i high = _mm256_slli_epi16(load_2(planes + span / 2, span), 4);
-        return _mm256_sub_epi8(_mm256_or_si256(load_4(planes, span), high), _mm256_set1_epi8(31));
-    }
-    case RF_KV_CODE_R5: {
-        const __m256i low = load_4(planes, span), high = load_1(planes + span / 2, span);
-        return _mm256_blendv_epi8(_mm256_shuffle_epi8(t->half[0], low),
-                                  _mm256_shuffle_epi8(t->half[1], low), high);
-    }
-    case RF_KV_CODE_R4:
-        return _mm256_shuffle_epi8(t->half[0], load_4(planes, span));
-    case RF_KV_CODE_R3: {
-        const __m256i high = _mm256_and_si256(load_1(planes + span / 4, span), _mm256_set1_epi8(4));
-        return _mm256_shuffle_epi8(t->half[0], _mm256_or_si256(load_2(planes, span), high));
-    }
-    default: /* q4_0 */
-        return _mm256_sub_epi8(load_4(planes, span), _mm256_set1_epi8(8));
-    }
-}
-
-RF_INLINE void expand_rows(const rf_kv_shape *shape, rf_kv_code code, uint32_t span,
-                           const uint8_t *rows, uint32_t count, int32_t base, int8_t *codes,
-                           float *scales)
-{
-    const rf_kv_code_info *info = &rf_kv_codes[code];
-    const uint32_t span_bytes = span * info->code_bits / 8;
-    level_bytes t;
-    load_levels(&t, code);
-    for (uint32_t r = 0; r < count; r++) {
-        const uint8_t *row = rows + (size_t)r * shape->row_bytes;
-        const uint8_t *stored = row + shape->code_bytes;
-        for (uint32_t s = 0; s < shape->span_count; s++) {
-            const __m256i v = expand_span(code, row + s * span_bytes, span, &t);
-            if (span == 32) {
-                rf_store_256(codes, v);
-            } else {
-                _mm_storeu_si128((__m128i *)codes, _mm256_castsi256_si128(v));
-            }
-            codes += span;
-            *scales++ = info->f16_scale ? rf_load_f16(stored + 2 * (size_t)s)
-                                        : rf_kv_scale8_value(stored[s], base) * info->unit;
-        }
-    }
-}
-
-static void expand_bytes(const rf_kv_shape *shape, const uint8_t *rows, uint32_t count,
-                         int8_t *codes, float *scales)
-{
-    for (uint32_t r = 0; r < count; r++) {
-        const uint8_t *row = rows + (size_t)r * shape->row_bytes;
-        uint32_t i = 0;
-        for (; i + 32 <= shape->width; i += 32) {
-            rf_store_256(codes + i, rf_load_256(row + i));
-        }
-        for (; i < shape->width; i += 8) {
-            memcpy(codes + i, row + i, 8);
-        }
-        codes += shape->width;
-        for (uint32_t s = 0; s < shape->span_count; s++) {
-            *scales++ = rf_load_f16(row + shape->code_bytes + 2 * (size_t)s);
-        }
-    }
-}
-
-#define EXPAND(code)                                                                               \
-    case code:                                                                                     \
-        if (shape->span == 32) {                                                                   \
-            expand_rows(shape, code, 32, rows, count, base, codes, scales);                        \
-        } else {                                                                                   \
-            expand_rows(shape, code, 16, rows, count, base, codes, scales);                        \
-        }                                                                                          \
-        break
-
-static void expand_avx2(const rf_kv_shape *shape, const void *rows, uint32_t count, int32_t base,
-                        int8_t *codes, float *scales)
-{
-    if (rf_kv_codes[shape->code].code_bits == 8) {
-        expand_bytes(shape, rows, count, codes, scales);
-        return;
-    }
-    if (shape->span == 8) {
-        rf_kv_expand_scalar(shape, rows, count, base, codes, scales);
-        return;
-    }
-    switch (shape->code) {
-        EXPAND(RF_KV_CODE_R6);
-        EXPAND(RF_KV_CODE_R5);
-        EXPAND(RF_KV_CODE_R4);
-        EXPAND(RF_KV_CODE_R3);
-        EXPAND(RF_KV_CODE_Q4_0);
-    default:
-        break;
-    }
-}
-
 /* ---- encoding: parts --------------------------------------------------------------------- */
 
 typedef enum search { UNIFORM, LEVELS_16, LEVELS_32 } search; /* at most so many levels */
@@ -316,15 +158,17 @@ RF_INLINE void load_choices(choices *c, const rf_kv_code_info *info, search kind
     memcpy(levels, info->levels, count);
     for (uint32_t i = 0; i < 3; i++) { /* r3 has two quarters: NaN is never reached */
         const uint32_t at = (i + 1) * step;
-        c->quarter[i] =
-            _mm256_set1_ps(at < count ? (float)(levels[at - 1] + levels[at]) : __builtin_nanf(""));
+        const float bound =
+            info->bounds ? info->bounds[at - 1] : (float)(levels[at - 1] + levels[at]);
+        c->quarter[i] = _mm256_set1_ps(at < count ? bound : __builtin_nanf(""));
     }
     for (uint32_t h = 0; h < step / 4; h++) {
         __m128 rows[4], sums[4];
         for (uint32_t q = 0; q < 4; q++) {
             const int8_t *at = levels + q * step + 4 * h;
             rows[q] = four_floats(at);
-            sums[q] = _mm_add_ps(rows[q], four_floats(at + 1));
+            sums[q] = info->bounds ? _mm_loadu_ps(info->bounds + 4 * q)
+                                   : _mm_add_ps(rows[q], four_floats(at + 1));
         }
         to_tables(rows, c->level[h]);
         to_tables(sums, c->inner[h]);
@@ -461,9 +305,34 @@ RF_INLINE float largest(const float *x, uint32_t n)
     return first == 0 ? 0.0f : first;
 }
 
+/* 2, 3 or 4 bits of a span of 64 or 128. */
+RF_INLINE void pack_long(uint32_t bits, uint32_t span, const uint8_t *index, uint8_t *out)
+{
+    if (bits == 4) {
+        for (uint32_t i = 0; i < span / 2; i += 32) {
+            const __m256i high = _mm256_slli_epi16(rf_load_256(index + span / 2 + i), 4);
+            rf_store_256(out + i, _mm256_or_si256(rf_load_256(index + i), high));
+        }
+        return;
+    }
+    const __m128i three = _mm_set1_epi8(3);
+    for (uint32_t i = 0; i < span / 4; i += 16) {
+        __m128i all = _mm_setzero_si128();
+        for (uint32_t k = 4; k-- > 0;) {
+            const __m128i one = _mm_loadu_si128((const __m128i *)(index + i + k * (span / 4)));
+            all = _mm_or_si128(_mm_slli_epi16(all, 2), _mm_and_si128(one, three));
+        }
+        _mm_storeu_si128((__m128i *)(out + i), all);
+    }
+    for (uint32_t i = 0; bits == 3 && i < span; i += 32) {
+        const int32_t mask = _mm256_movemask_epi8(_mm256_slli_epi16(rf_load_256(index + i), 5));
+        memcpy(out + span / 4 + i / 8, &mask, sizeof mask);
+    }
+}
+
 RF_INLINE void pack_span(uint32_t bits, uint32_t span, const uint8_t *index, uint8_t *out)
 {
-    if (span != 32 || bits == 8) {
+    if (span != 32 || bits == 8 || bits == 2) {
         rf_kv_pack_span(bits, span, index, out);
         return;
     }
@@ -707,6 +576,50 @@ static void encode_plain(const rf_kv_shape *shape, const float *x, uint32_t span
              out);
 }
 
+/* turbo4, turbo3, turbo2. */
+RF_INLINE void encode_polar(const rf_kv_shape *shape, const float *x, uint32_t span,
+                            const choices *look, void *out)
+{
+    const rf_kv_code_info *info = &rf_kv_codes[shape->code];
+    uint8_t index[RF_KV_SPAN_MAX];
+    __m256d sums = _mm256_setzero_pd();
+    __m256 squares = _mm256_setzero_ps(); /* exact: below 2^24 */
+    for (uint32_t i = 0; i < shape->span; i += 4) {
+        const __m256d four = _mm256_cvtps_pd(_mm_loadu_ps(x + i));
+        sums = _mm256_add_pd(sums, _mm256_mul_pd(four, four));
+    }
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(sums), _mm256_extractf128_pd(sums, 1));
+    const double sum = _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+    const __m256 inverse = _mm256_set1_ps(rf_kv_polar_inverse(sum, shape->span));
+    for (uint32_t i = 0; i < shape->span; i += 8) {
+        __m256 level;
+        narrow_8(nearest_8(info, look, LEVELS_16, _mm256_loadu_ps(x + i), inverse, &level),
+                 index + i);
+        squares = _mm256_fmadd_ps(level, level, squares);
+    }
+    float eight[8];
+    _mm256_storeu_ps(eight, squares);
+    const rf_kv_scale scale = rf_kv_polar_scale(shape, sum, (uint32_t)rf_sum_lanes_8(eight));
+    if (shape->span < 64) {
+        put_span(shape, info->code_bits, span, index, scale.stored, scale.value == 0, out);
+        return;
+    }
+    if (scale.value == 0) {
+        memset(index, 0, sizeof index);
+    }
+    pack_long(info->code_bits, shape->span, index, (uint8_t *)out + rf_kv_span_at(shape, span));
+    rf_kv_put_scale(shape, out, span, scale.stored);
+}
+
+static void encode_polars(const rf_kv_shape *shape, const float *row, void *out)
+{
+    choices look;
+    load_choices(&look, &rf_kv_codes[shape->code], LEVELS_16);
+    for (uint32_t s = 0; s < shape->span_count; s++) {
+        encode_polar(shape, row + (size_t)s * shape->span, s, &look, out);
+    }
+}
+
 RF_INLINE void encode_blocks(const rf_kv_shape *shape, search kind, const float *row,
                              const rf_kv_feedback *feedback, int32_t base, void *out)
 {
@@ -737,7 +650,11 @@ static void encode_avx2(const rf_kv_shape *shape, const float *row, const rf_kv_
     const search kind = !info->levels                  ? UNIFORM
                         : shape->code == RF_KV_CODE_R5 ? LEVELS_32
                                                        : LEVELS_16;
-    if (feedback && info->key_count > 0) {
+    if (info->wide) {
+        rf_kv_encode_scalar(shape, row, feedback, base, out);
+    } else if (info->bounds) {
+        encode_polars(shape, row, out);
+    } else if (feedback && info->key_count > 0) {
         switch (kind) {
         case UNIFORM:
             encode_blocks(shape, UNIFORM, row, feedback, base, out);
@@ -801,7 +718,7 @@ void rf_kv_kernels_avx2(rf_kv_kernels *kernels)
     kernels->rotate = rotate_avx2;
     kernels->turn_back = turn_back_avx2;
     kernels->encode = encode_avx2;
-    kernels->expand = expand_avx2;
+    kernels->expand = rf_kv_expand_avx2;
     kernels->query = query_avx2;
     kernels->attend = rf_attend_codes_avx2;
     kernels->entry = entry;

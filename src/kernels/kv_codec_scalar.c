@@ -76,6 +76,9 @@ static void pack_1(const uint8_t *index, uint32_t span, uint32_t shift, uint8_t 
 void rf_kv_pack_span(uint32_t code_bits, uint32_t span, const uint8_t *index, uint8_t *out)
 {
     switch (code_bits) {
+    case 2:
+        pack_2(index, span, 0, out);
+        break;
     case 3:
         pack_2(index, span, 0, out);
         pack_1(index, span, 2, out + span / 4);
@@ -115,6 +118,8 @@ static uint32_t unpack_1(const uint8_t *plane, uint32_t i)
 static uint32_t unpack(uint32_t code_bits, const uint8_t *planes, uint32_t span, uint32_t i)
 {
     switch (code_bits) {
+    case 2:
+        return unpack_2(planes, span, i);
     case 3:
         return unpack_2(planes, span, i) | unpack_1(planes + span / 4, i) << 2;
     case 4:
@@ -128,25 +133,41 @@ static uint32_t unpack(uint32_t code_bits, const uint8_t *planes, uint32_t span,
     }
 }
 
+uint32_t rf_kv_index_at(const rf_kv_shape *shape, const uint8_t *row, uint32_t element)
+{
+    const uint8_t *planes = row + rf_kv_span_at(shape, element / shape->span);
+    return unpack(rf_kv_codes[shape->code].code_bits, planes, shape->span, element % shape->span);
+}
+
 static int8_t code_of(const rf_kv_code_info *info, uint32_t index)
 {
     return info->levels ? info->levels[index] : (int8_t)((int32_t)index - info->offset);
 }
 
+int8_t rf_kv_code_at(const rf_kv_shape *shape, const uint8_t *row, uint32_t element)
+{
+    return code_of(&rf_kv_codes[shape->code], rf_kv_index_at(shape, row, element));
+}
+
+float rf_kv_span_value(const rf_kv_shape *shape, const uint8_t *row, uint32_t span, int32_t base)
+{
+    const rf_kv_code_info *info = &rf_kv_codes[shape->code];
+    const uint8_t *stored = row + shape->code_bytes;
+    const float scale = info->f16_scale ? rf_f16_to_f32(rf_load_u16(stored + 2 * (size_t)span))
+                                        : rf_kv_scale8_value(stored[span], base);
+    return scale * info->unit;
+}
+
 void rf_kv_expand_scalar(const rf_kv_shape *shape, const void *rows, uint32_t count, int32_t base,
                          int8_t *codes, float *scales)
 {
-    const rf_kv_code_info *info = &rf_kv_codes[shape->code];
     for (uint32_t r = 0; r < count; r++) {
         const uint8_t *row = (const uint8_t *)rows + (size_t)r * shape->row_bytes;
-        const uint8_t *stored = row + shape->code_bytes;
         for (uint32_t i = 0; i < shape->width; i++) {
-            const uint8_t *planes = row + rf_kv_span_at(shape, i / shape->span);
-            *codes++ = code_of(info, unpack(info->code_bits, planes, shape->span, i % shape->span));
+            *codes++ = rf_kv_code_at(shape, row, i);
         }
         for (uint32_t s = 0; s < shape->span_count; s++) {
-            *scales++ = info->f16_scale ? rf_f16_to_f32(rf_load_u16(stored + 2 * (size_t)s))
-                                        : rf_kv_scale8_value(stored[s], base) * info->unit;
+            *scales++ = rf_kv_span_value(shape, row, s, base);
         }
     }
 }
@@ -305,7 +326,9 @@ void rf_kv_encode_scalar(const rf_kv_shape *shape, const float *row, const rf_kv
     }
     for (uint32_t s = 0; s < shape->span_count; s++) {
         const float *x = row + (size_t)s * shape->span;
-        if (info->search_count > 0) {
+        if (info->bounds) {
+            rf_kv_encode_polar(shape, x, s, out);
+        } else if (info->search_count > 0) {
             encode_search(shape, x, s, base, out);
         } else {
             rf_kv_encode_plain(shape, x, s, out);
@@ -338,7 +361,7 @@ static float score(const rf_attend_codes *job, const int16_t *q, uint32_t positi
     const float *scale = job->k_scale + (size_t)position * job->k_spans;
     float dot = 0;
     for (uint32_t s = 0; s < job->k_spans; s++) {
-        int32_t sum = 0; /* 64 * 32767 * 127 < 2^31 */
+        int32_t sum = 0; /* 128 * 32767 * 127 < 2^30 */
         for (uint32_t i = s * span; i < (s + 1) * span; i++) {
             sum += q[i] * k[i];
         }
