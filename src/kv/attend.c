@@ -87,12 +87,25 @@ typedef struct tile {
     const rf_kv_layer_store *layer;
     uint32_t head, group, first_token, tokens, queries;
     bool k_coded, v_coded;
+    bool in_codes; /* both sides are scored and summed as int8 codes */
     tile_parts parts;
 } tile;
 
 static bool is_coded(const rf_kv_side_store *store)
 {
     return store->format->plain == RF_FORMAT_NONE;
+}
+
+/* Codes that are no int8 for each element: attention reads their rows as f32. */
+static bool is_wide(const rf_kv_side_store *store)
+{
+    return is_coded(store) && rf_kv_codes[store->format->code].wide;
+}
+
+static bool works_in_codes(const rf_kv_layer_store *layer)
+{
+    const rf_kv_side_store *keys = &layer->side[RF_KV_K], *values = &layer->side[RF_KV_V];
+    return is_coded(keys) && is_coded(values) && !is_wide(keys) && !is_wide(values);
 }
 
 static uint64_t head_index(const tile *t)
@@ -274,6 +287,16 @@ static const float *wide_rows(const tile *t, rf_kv_side side, bool is_near, uint
     float *scales = side == RF_KV_K ? t->parts.k_scale : t->parts.v_scale;
     const rf_kv_shape *shape = is_near && store->recent ? &store->recent_shape : &store->shape;
     bool has_mean = side == RF_KV_K && t->layer->calibration;
+    if (is_wide(store)) {
+        uint32_t count =
+            rf_kv_window(t->kv, t->job->slot, t->job->layer, t->head, side, from, to, runs);
+        for (uint32_t r = 0; r < count; r++) {
+            rf_kv_widen(shape, runs[r].rows, (uint32_t)runs[r].count, store->bases[t->head],
+                        to_row);
+            to_row += runs[r].count * store->width;
+        }
+        return scratch;
+    }
     expand(t, side, is_near, anchor, from, to, codes, scales);
     if (has_mean) {
         rf_kv_block_mean(t->kv, t->job->slot, t->layer, t->head, anchor, t->parts.mean);
@@ -315,7 +338,7 @@ static void wide_call(const tile *t, const rf_attend_range *visible, const float
 static void run_block(const tile *t, const rf_attend_range *visible, bool is_near, uint64_t anchor,
                       uint64_t from, uint64_t to)
 {
-    if (t->k_coded && t->v_coded) {
+    if (t->in_codes) {
         code_block(t, visible, is_near, anchor, from, to);
         return;
     }
@@ -335,7 +358,7 @@ static void run_range(const tile *t, uint64_t from, uint64_t to)
         bool any_near = false, any_far = false;
         if (!set_visible(t, anchor, first, last))
             continue;
-        if (t->k_coded && t->v_coded)
+        if (t->in_codes)
             set_bias(t, anchor);
         for (uint32_t q = 0; q < t->queries; q++) {
             rf_attend_range none = {0, 0}, seen = t->parts.visible[q];
@@ -432,6 +455,7 @@ void rf_kv_attend_run(const rf_kv *kv, const rf_kv_attend *job, uint32_t first_u
     uint32_t tokens = tile_tokens(t.group);
     t.k_coded = is_coded(&layer->side[RF_KV_K]);
     t.v_coded = is_coded(&layer->side[RF_KV_V]);
+    t.in_codes = works_in_codes(layer);
     lay_parts(scratch, layer->side[RF_KV_K].width, layer->side[RF_KV_V].width, t.group, &t.parts);
     for (uint32_t unit = first_unit; unit < last_unit; unit++) {
         t.head = unit % layer->kv_heads;
@@ -447,17 +471,18 @@ uint64_t rf_kv_attend_widened_bytes(const rf_kv *kv, const rf_kv_attend *job)
 {
     const rf_kv_layer_store *layer = &kv->layers[job->layer];
     uint32_t tokens = tile_tokens(job->heads / layer->kv_heads);
-    bool both_coded = is_coded(&layer->side[RF_KV_K]) && is_coded(&layer->side[RF_KV_V]);
+    bool in_codes = works_in_codes(layer);
     uint64_t row = 0, bytes = 0; /* of one position of one head, both sides */
     for (int side = RF_KV_K; side <= RF_KV_V; side++) {
         const rf_kv_side_store *store = &layer->side[side];
         if (store->format->plain != RF_F32)
-            row += store->width * (both_coded ? 1u : sizeof(float));
+            row += store->width * (in_codes ? 1u : sizeof(float));
     }
     for (uint32_t first = 0; row && first < job->token_count; first += tokens) {
         uint64_t begin = rf_kv_seen_from(kv, layer->window, job->first_position + first);
         uint64_t end = job->first_position + RF_MIN(first + tokens, job->token_count);
-        bytes += (end - begin) * row * layer->kv_heads;
+        uint64_t sinks = RF_MIN(begin, (uint64_t)kv->sinks);
+        bytes += (end - begin + sinks) * row * layer->kv_heads;
     }
     return bytes;
 }

@@ -63,11 +63,7 @@ static void widen_row(rf_kv *kv, uint32_t slot, uint32_t layer_index, uint32_t h
             out[i] = rf_f16_to_f32(store->first[index * store->width + i]);
         return;
     }
-    int8_t codes[4096];
-    float scales[4096 / 8];
-    kv->codec.expand(&store->shape, row, 1, store->bases[head], codes, scales);
-    for (uint32_t i = 0; i < store->width; i++)
-        out[i] = scales[i / store->shape.span] * (float)codes[i];
+    rf_kv_widen(&store->shape, row, 1, store->bases[head], out);
     kv->codec.turn_back(out, store->signs, store->width, store->shape.block);
     if (side == RF_KV_K && layer->calibration) {
         float mean[4096];

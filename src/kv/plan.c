@@ -19,6 +19,11 @@ static const rf_kv_format kv_formats[] = {
     {"r5", RF_FORMAT_NONE, RF_KV_CODE_R5, true, true, true, 65520.0f},
     {"r4", RF_FORMAT_NONE, RF_KV_CODE_R4, true, true, true, 65520.0f},
     {"r3", RF_FORMAT_NONE, RF_KV_CODE_R3, true, true, true, 65520.0f},
+    {"turbo4", RF_FORMAT_NONE, RF_KV_CODE_TURBO4, false, false, false, 65520.0f},
+    {"turbo3", RF_FORMAT_NONE, RF_KV_CODE_TURBO3, false, false, false, 65520.0f},
+    {"turbo2", RF_FORMAT_NONE, RF_KV_CODE_TURBO2, false, false, false, 65520.0f},
+    {"turbo4q", RF_FORMAT_NONE, RF_KV_CODE_TURBO4Q, false, false, false, 65520.0f},
+    {"turbo3q", RF_FORMAT_NONE, RF_KV_CODE_TURBO3Q, false, false, false, 65520.0f},
 };
 
 const rf_kv_format *rf_kv_format_row(const char *name)
@@ -45,7 +50,7 @@ bool rf_kv_format_calibrates(const char *name)
 
 const char *rf_kv_format_names(void)
 {
-    return "f32 f16 bf16 q8_0 q4_0 r8 r6 r5 r4 r3";
+    return "f32 f16 bf16 r8 r6 r5 r4 r3 q8_0 q4_0 turbo4 turbo3 turbo2 turbo4q turbo3q";
 }
 
 void rf_kv_config_init(rf_kv_config *config)
