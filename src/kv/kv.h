@@ -73,7 +73,8 @@ void rf_kv_save_head(const rf_kv *kv, uint32_t slot, void *head);
 uint32_t rf_kv_save_rows(const rf_kv *kv, uint32_t slot, rf_piece *pieces);
 /* Makes the slot what was saved; data is borrowed while this runs. The capacity, and with it the
  * chunk and endless, may be another one as long as the slot goes on with the bits that it would
- * have, had it been filled here. where names the bytes in errors: RF_ERR_USAGE when this store is
+ * have, had it been filled here (a larger chunk asks for more rows of a window than there may be:
+ * then it is refused). where names the bytes in errors: RF_ERR_USAGE when this store is
  * another one, RF_ERR_BAD_MODEL when the bytes contradict themselves; the slot is then as it was.
  * Only bytes that a digest vouches for should come here: rows are not judged. */
 rf_status rf_kv_restore(rf_kv *kv, uint32_t slot, const char *where, const void *data,
