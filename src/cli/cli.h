@@ -267,16 +267,25 @@ void cli_team_close(cli_team *team);
 
 typedef enum cli_stop { CLI_STOP_END, CLI_STOP_LIMIT, CLI_STOP_RING } cli_stop;
 
+typedef struct cli_ids { /* token ids, growing; owned: free(ids) */
+    uint32_t *ids;
+    uint64_t count, capacity;
+} cli_ids;
+rf_status cli_ids_add(cli_ids *list, const uint32_t *ids, uint64_t count, rf_error *err);
+
 typedef struct cli_generation {
     int64_t limit;    /* most tokens; -1: until the end or the ring is full */
     bool endless;     /* neither an end token nor a full ring ends it */
     bool commit_last; /* chat: the last token belongs to the sequence as well */
     bool collect;     /* keep the text in `text` instead of writing it */
+    bool goes_on;     /* bytes of half a character stay in the stream, for later */
+    cli_ids *stepped; /* gets each token that became part of the sequence; or NULL */
     cli_bytes text;   /* owned */
     cli_stop stop;
     uint64_t tokens;
     uint64_t elapsed_ns;
     uint32_t last; /* the last token that was picked, end tokens included */
+    bool pending;  /* it has not become part of the sequence */
 } cli_generation;
 
 rf_sampling cli_sampling(const cli_args *args);

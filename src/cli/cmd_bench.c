@@ -362,12 +362,13 @@ static rf_status run_kl(bench_job *job, rf_error *err)
         rf_json_close(writer, '}');
         json_end(writer);
     } else if (job->csv) {
-        cli_note("KL against %s: %.6f, top-1 %.3f %%, perplexity %.4f", base->path, result.figures.kl_mean,
-                 100.0 * result.figures.top1, result.figures.perplexity);
+        cli_note("KL against %s: %.6f, top-1 %.3f %%, perplexity %.4f", base->path,
+                 result.figures.kl_mean, 100.0 * result.figures.top1, result.figures.perplexity);
     } else {
         out_print("\nKL against %s (%u x %u): %.6f +- %.6f, top-1 %.3f %%, perplexity %.4f\n",
-                  base->path, ppl->ctx, ppl->chunks, result.figures.kl_mean, result.figures.kl_stderror,
-                  100.0 * result.figures.top1, result.figures.perplexity);
+                  base->path, ppl->ctx, ppl->chunks, result.figures.kl_mean,
+                  result.figures.kl_stderror, 100.0 * result.figures.top1,
+                  result.figures.perplexity);
     }
     out_flush();
     return out_status(err);

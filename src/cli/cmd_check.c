@@ -148,8 +148,8 @@ static rf_status choose_options(check_job *job, rf_error *err)
     uint64_t needed = RF_MAX(job->count, 1) + job->wanted; /* an empty prompt becomes BOS */
     if (!status)
         cli_plan_notes(&job->model);
-    bool enough = cli_has(job->args, CLI_GIVEN_CTX) || job->wanted == UINT32_MAX ||
-                  job->args->endless;
+    bool enough =
+        cli_has(job->args, CLI_GIVEN_CTX) || job->wanted == UINT32_MAX || job->args->endless;
     if (status || enough || job->model.info.ctx >= needed)
         return status;
     job->options.ctx = needed;

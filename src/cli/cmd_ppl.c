@@ -286,9 +286,10 @@ static void print_text(const ppl_command *command, const ppl_result *result)
         out_print("ppl ratio   %.6f +- %.6f\n", figures->ppl_ratio, figures->ppl_ratio_stderror);
     }
     if (command->reference)
-        out_print("kv          %.2f bits a value, %s in all; the reference has 32 bits\n",
-                  kv_bits(command),
-                  cli_size(rf_model_plan_regions(command->model.plan)->pool_bytes[RF_POOL_KV]).text);
+        out_print(
+            "kv          %.2f bits a value, %s in all; the reference has 32 bits\n",
+            kv_bits(command),
+            cli_size(rf_model_plan_regions(command->model.plan)->pool_bytes[RF_POOL_KV]).text);
     print_depths(command, result);
 }
 

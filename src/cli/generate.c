@@ -95,26 +95,48 @@ static rf_status give_text(cli_generation *generation, const char *text, uint64_
     return RF_OK;
 }
 
-static rf_status step_one(cli_model *model, uint32_t token, rf_error *err)
+rf_status cli_ids_add(cli_ids *list, const uint32_t *ids, uint64_t count, rf_error *err)
 {
-    rf_step_item item = {0, token, rf_slot_length(model->model, 0), true};
-    return rf_step(model->model, &item, 1, err);
+    if (count > list->capacity - list->count) {
+        uint64_t wanted = RF_MAX(list->count + count, 2 * list->capacity + 256);
+        uint32_t *grown = realloc(list->ids, (size_t)wanted * sizeof *grown);
+        if (!grown)
+            return rf_fail(err, RF_ERR_NO_FIT, "tokens", "no memory for the token ids");
+        list->ids = grown;
+        list->capacity = wanted;
+    }
+    if (count)
+        memcpy(list->ids + list->count, ids, (size_t)count * sizeof *ids);
+    list->count += count;
+    return RF_OK;
 }
 
-/* The loop itself; piece[capacity] holds the text of one token. */
+/* Makes the token that was picked part of the sequence. */
+static rf_status step_last(cli_model *model, cli_generation *generation, rf_error *err)
+{
+    rf_step_item item = {0, generation->last, rf_slot_length(model->model, 0), true};
+    rf_status status = rf_step(model->model, &item, 1, err);
+    if (status)
+        return status;
+    generation->pending = false;
+    return generation->stepped ? cli_ids_add(generation->stepped, &generation->last, 1, err)
+                               : RF_OK;
+}
+
+/* The loop itself; piece[capacity] holds the text of one token. An interrupt is looked for where
+ * the token that was picked has been written: then all there is to keep is the slot and that token,
+ * and no row of logits. */
 static rf_status generate_tokens(cli_model *model, rf_text_stream *stream,
                                  cli_generation *generation, char *piece, uint64_t capacity,
                                  rf_error *err)
 {
     generation->stop = CLI_STOP_LIMIT;
     while (generation->limit < 0 || generation->tokens < (uint64_t)generation->limit) {
-        rf_status status = signals_status(err);
-        if (!status)
-            status = rf_sample(model->model, 0, 0, &generation->last, err);
+        rf_status status = rf_sample(model->model, 0, 0, &generation->last, err);
         if (status)
             return status;
-        bool end =
-            !generation->endless && rf_tokenizer_is_end(model->tokenizer, generation->last);
+        generation->pending = true;
+        bool end = !generation->endless && rf_tokenizer_is_end(model->tokenizer, generation->last);
         if (!end) {
             generation->tokens++;
             uint64_t bytes = rf_text_stream_push(stream, generation->last, piece, capacity);
@@ -122,12 +144,13 @@ static rf_status generate_tokens(cli_model *model, rf_text_stream *stream,
             if (status)
                 return status;
         }
+        if ((status = signals_status(err)))
+            return status;
         bool more =
             !end && (generation->limit < 0 || generation->tokens < (uint64_t)generation->limit);
-        bool room =
-            generation->endless || rf_slot_length(model->model, 0) < model->info.ctx;
+        bool room = generation->endless || rf_slot_length(model->model, 0) < model->info.ctx;
         if (room && (more || generation->commit_last)) {
-            status = step_one(model, generation->last, err);
+            status = step_last(model, generation, err);
             if (status)
                 return status;
         }
@@ -152,7 +175,7 @@ rf_status cli_generate(cli_model *model, rf_text_stream *stream, cli_generation 
         return rf_fail(err, RF_ERR_NO_FIT, "text", "no memory for a token's text");
     uint64_t start = rf_os_clock_ns();
     rf_status status = generate_tokens(model, stream, generation, piece, capacity, err);
-    uint64_t bytes = rf_text_stream_flush(stream, piece, capacity);
+    uint64_t bytes = generation->goes_on ? 0 : rf_text_stream_flush(stream, piece, capacity);
     rf_status flushed = give_text(generation, piece, bytes, status ? NULL : err);
     generation->elapsed_ns = rf_os_clock_ns() - start;
     free(piece);

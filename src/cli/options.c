@@ -480,9 +480,8 @@ static rf_status take_model(cli_args *args, const char *text, rf_error *err)
  * over their variables. */
 static void apply_preset(cli_args *args)
 {
-    static const char *const presets[][3] = {{"safe-lowbit", "r8", "r4"},
-                                             {"balanced", "r4", "r4"},
-                                             {"experimental-max", "r3", "r3"}};
+    static const char *const presets[][3] = {
+        {"safe-lowbit", "r8", "r4"}, {"balanced", "r4", "r4"}, {"experimental-max", "r3", "r3"}};
     bool argument = args->given_argument >> CLI_GIVEN_KV & 1u;
     uint32_t kept = argument ? args->given_argument : args->given;
     for (size_t i = 0; args->kv_preset && i < RF_ARRAY_COUNT(presets); i++) {

@@ -1,8 +1,8 @@
-/* cli/perplexity.c: scores a token sequence chunk by chunk, alone, against a logits file, or against
- * the same model under a wider KV.
+/* cli/perplexity.c: scores a token sequence chunk by chunk, alone, against a logits file, or
+ * against the same model under a wider KV.
  *
  *   chunk:  0 ....... early ......... first ............ ctx-2 | ctx-1
- *           evaluated        by depth        scored: each by the probability of the token that follows
+ *           evaluated        by depth        scored: each by the probability of what follows
  *
  * Each chunk starts in an empty slot; where the model has a BOS its first token is replaced by it.
  * An endless text is one chunk, and the ring wraps under it. Logits are asked for only where they
@@ -240,7 +240,8 @@ static ppl_figures figures_of(const ppl_state *state, uint32_t from, uint32_t to
             kept++;
         }
     }
-    ppl_figures out = {.scored = count, .ppl_ratio = (double)NAN, .ppl_ratio_stderror = (double)NAN};
+    ppl_figures out = {
+        .scored = count, .ppl_ratio = (double)NAN, .ppl_ratio_stderror = (double)NAN};
     if (!count)
         return out;
     moments of_nll = moments_of(nll, nll_squares, count);
@@ -283,7 +284,9 @@ static rf_status summarise_tails(const ppl_state *state, ppl_result *out, rf_err
 static uint32_t next_depth(const ppl_job *job, uint32_t from)
 {
     if (job->ring)
-        return RF_MIN(from < job->ring ? job->ring : from > job->ctx / 2 ? job->ctx : 2 * from,
+        return RF_MIN(from < job->ring      ? job->ring
+                      : from > job->ctx / 2 ? job->ctx
+                                            : 2 * from,
                       job->ctx - 1);
     if (from < job->first) { /* as many halvings as it takes to get to from, but one */
         uint32_t next = job->first;
