@@ -749,8 +749,9 @@ static void halves_are_rounded_to_the_nearest_and_ties_to_even(void **state)
 static void formats_are_found_by_their_whole_name(void **state)
 {
     (void)state;
-    static const char *const names[] = {"f32", "f16", "bf16", "q8_0", "q4_0",
-                                        "r8",  "r6",  "r5",   "r4",   "r3"};
+    static const char *const names[] = {"f32",    "f16",    "bf16",   "q8_0",    "q4_0",
+                                        "r8",     "r6",     "r5",     "r4",      "r3",
+                                        "turbo4", "turbo3", "turbo2", "turbo4q", "turbo3q"};
     static const char *const others[] = {"", "f1", "f16 ", "f32 f16", "R8", "r", "r88", "q8", "r7"};
     size_t listed = 0;
     for (size_t i = 0; i < RF_ARRAY_COUNT(names); i++) {

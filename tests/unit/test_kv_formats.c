@@ -25,6 +25,8 @@ static const char *const mixes[][2] = {{"r8", "r4"},   {"f16", "r4"}, {"r4", "f1
                                        {"q8_0", "r3"}, {"r6", "r5"},  {"f32", "q4_0"},
                                        {"r3", "q8_0"}, {"r4", "r8"}};
 
+static const char *const polar[] = {"turbo4", "turbo3", "turbo2", "turbo4q", "turbo3q"};
+
 static bool is_blocked(const char *format) /* by 32 elements, as GGML's */
 {
     return format[0] == 'q';
@@ -664,6 +666,26 @@ static void a_window_with_sinks_is_one_that_never_wrapped(void **state)
     }
 }
 
+static void the_polar_formats_wrap_and_chunk_like_the_others(void **state)
+{
+    (void)state;
+    for (size_t f = 0; f <= RF_ARRAY_COUNT(polar); f++) {
+        bool is_mix = f == RF_ARRAY_COUNT(polar);
+        shape s = shape_with(is_mix ? "r4" : polar[f], is_mix ? "turbo3q" : polar[f], is_mix);
+        s.kv_heads = s.group = 1;
+        s.k_width = s.v_width = s.dims = 128;
+        s.endless = true;
+        s.capacity = 61;
+        s.chunk = 16;
+        s.sinks = f % 2 ? 4 : 0;
+        assert_wrapped_is_linear(&s, 300);
+        s.k = polar[0];
+        s.v = "f16";
+        s.calibrated = false;
+        assert_wrapped_is_linear(&s, 300);
+    }
+}
+
 static void any_chunks_and_any_order_of_units_give_the_same_bits(void **state)
 {
     (void)state;
@@ -708,13 +730,14 @@ static void scalar_code_gives_the_same_bits(void **state)
             s.v_width = widths[RF_ARRAY_COUNT(widths) - 1 - w];
             if (is_blocked(formats[f]) && (s.k_width % 32 || s.v_width % 32))
                 continue;
-            text t = make_text(&s, 140, 3 + w);
-            float *expected = play(&s, &t, NULL), *got = new_floats(140 * row_floats(&s));
+            s.recent_blocks = 0;
+            text t = make_text(&s, 70, 3 + w);
+            float *expected = play(&s, &t, NULL), *got = new_floats(70 * row_floats(&s));
             rf_kv *kv = open_store(&s);
             rf_kv_set_cpu(kv, RF_CPU_SCALAR);
-            play_part(kv, &s, &t, 0, 0, 140, NULL, got);
+            play_part(kv, &s, &t, 0, 0, 70, NULL, got);
             rf_kv_close(kv);
-            assert_same(&s, got, expected, 0, 140, "scalar");
+            assert_same(&s, got, expected, 0, 70, "scalar");
             free(got);
             free(expected);
             free_text(&t);
@@ -760,6 +783,7 @@ static void brute_mean(const shape *s, uint32_t head, uint64_t position, double 
 
 typedef struct kept { /* one position of one head as the ring has it, both forms, turned back */
     double k[2][256], v[2][256]; /* [near] */
+    double mean[256];            /* of its block, where keys are held as differences from it */
 } kept;
 
 /* What codes of a row say, in the space of the values that were appended. */
@@ -776,14 +800,13 @@ static void decode_row(const rf_kv *kv, const rf_kv_side_store *store, const rf_
 }
 
 static void read_side(const rf_kv *kv, const shape *s, const text *t, uint32_t head, uint32_t p,
-                      rf_kv_side side, double out[2][256])
+                      rf_kv_side side, const double *mean, double out[2][256])
 {
     const rf_kv_layer_store *layer = &kv->layers[0];
     const rf_kv_side_store *store = &layer->side[side];
     uint32_t width = store->width;
     const float *source = (side ? t->v : t->k) + ((uint64_t)p * s->kv_heads + head) * width;
     bool has_mean = side == RF_KV_K && s->calibrated && store->format->has_mean;
-    double mean[256] = {0};
     rf_kv_run runs[RF_KV_RUNS_MAX];
     assert_int_equal(rf_kv_window(kv, 0, 0, head, side, p, p + 1, runs), 1);
     if (p == 0 && store->format->has_first) {
@@ -811,9 +834,7 @@ static void read_side(const rf_kv *kv, const shape *s, const text *t, uint32_t h
         kv->codec.encode(&store->recent_shape, row, NULL, 0, bytes);
         decode_row(kv, store, &store->recent_shape, bytes, 0, out[1]);
     }
-    if (has_mean)
-        brute_mean(s, head, p, mean);
-    for (uint32_t i = 0; i < width; i++) {
+    for (uint32_t i = 0; has_mean && i < width; i++) {
         out[0][i] += mean[i];
         out[1][i] += mean[i];
     }
@@ -855,12 +876,11 @@ static void reference_row(const rf_kv *kv, const shape *s, const text *t, const 
             continue;
         const float *q = exact[is_sink];
         bool is_wide = !both_coded || (j == 0 && has_first);
-        double sum = 0, mean[256] = {0};
-        if (!is_wide && s->calibrated && keys->format->has_mean)
-            brute_mean(s, head / s->group, j, mean); /* scored by q as it is */
+        double sum = 0;
         for (uint32_t i = 0; i < s->k_width; i++) {
             double seen = is_wide ? (double)q[i] : codes[is_sink][i];
-            sum += seen * (rows[j].k[near][i] - mean[i]) + (double)q[i] * mean[i];
+            double mean = is_wide ? 0.0 : rows[j].mean[i]; /* scored by q as it is */
+            sum += seen * (rows[j].k[near][i] - mean) + (double)q[i] * mean;
         }
         scores[j] = sum / sqrt(s->k_width);
         largest = fmax(largest, scores[j]);
@@ -890,10 +910,18 @@ static void assert_near_reference(const shape *s, const text *t)
     play_part(kv, s, t, 0, 0, t->positions, NULL, out);
     for (uint32_t head = 0; head < s->kv_heads * s->group; head++) {
         for (uint32_t p = 0; head % s->group == 0 && p < t->positions; p++) {
-            read_side(kv, s, t, head / s->group, p, RF_KV_K, rows[p].k);
-            read_side(kv, s, t, head / s->group, p, RF_KV_V, rows[p].v);
+            uint32_t kv_head = head / s->group;
+            memset(rows[p].mean, 0, sizeof rows[p].mean);
+            if (s->calibrated && kv->layers[0].side[RF_KV_K].format->has_mean) {
+                if (p % 128 == 0)
+                    brute_mean(s, kv_head, p, rows[p].mean);
+                else
+                    memcpy(rows[p].mean, rows[p - 1].mean, sizeof rows[p].mean);
+            }
+            read_side(kv, s, t, kv_head, p, RF_KV_K, rows[p].mean, rows[p].k);
+            read_side(kv, s, t, kv_head, p, RF_KV_V, NULL, rows[p].v);
         }
-        for (uint32_t p = 0; p < t->positions; p += p < 40 || p > 120 ? 1 : 7) {
+        for (uint32_t p = 0; p < t->positions; p += p < 36 ? 1 : 5) {
             double expected[256];
             reference_row(kv, s, t, rows, p, head, expected);
             for (uint32_t i = 0; i < s->v_width; i++) {
@@ -1106,11 +1134,13 @@ static void the_feedback_form_is_the_average_of_turned_moments(void **state)
 static double score_error(const shape *s, const text *t, const rf_kv *kv, uint32_t from,
                           const float *query)
 {
-    double error = 0;
+    double error = 0, mean[256];
     for (uint32_t p = from; p < from + 256; p++) {
         double row[2][256], q[256], sum = 0;
         const float *k = t->k + (uint64_t)p * s->k_width;
-        read_side(kv, s, t, 0, p, RF_KV_K, row);
+        if (p == from || p % 128 == 0)
+            brute_mean(s, 0, p, mean);
+        read_side(kv, s, t, 0, p, RF_KV_K, mean, row);
         for (uint32_t i = 0; i < s->k_width; i++)
             q[i] = (double)query[i];
         shape turning = *s;
@@ -1333,20 +1363,32 @@ static void statistics_that_cannot_be_are_refused(void **state)
 static void a_rope_that_does_not_fit_the_keys_is_refused(void **state)
 {
     (void)state;
-    for (uint32_t n = 0; n < 4; n++) {
-        shape s = shape_with("r4", "r4", n < 3);
+    static const struct {
+        uint32_t dims;
+        bool calibrated, has_frequencies;
+        rf_status plan, open;
+    } cases[] = {{66, true, true, RF_ERR_USAGE, RF_ERR_USAGE},
+                 {63, true, true, RF_ERR_USAGE, RF_ERR_USAGE},
+                 {64, true, false, RF_OK, RF_ERR_USAGE}, /* a plan turns nothing */
+                 {64, true, true, RF_OK, RF_OK},
+                 {0, true, false, RF_OK, RF_OK},
+                 {66, false, false, RF_OK, RF_OK}};
+    for (size_t c = 0; c < RF_ARRAY_COUNT(cases); c++) {
+        shape s = shape_with("r4", "r4", cases[c].calibrated);
         rf_plan plan;
         rf_kv_layer layer;
         rf_error err = {0};
-        s.dims = n == 0 ? 66 : n == 1 ? 63 : 64;
+        rf_kv *kv = NULL;
+        s.dims = cases[c].dims;
         rf_kv_config config = config_of(&s, &layer);
-        if (n == 2)
+        if (!cases[c].has_frequencies)
             config.rope.frequencies = NULL;
         rf_plan_init(&plan, NULL, 0);
-        rf_status expected = n < 3 ? RF_ERR_USAGE : RF_OK;
-        assert_int_equal(rf_kv_plan(&plan, &config, &err), expected);
-        if (n < 3)
+        assert_int_equal(rf_kv_plan(&plan, &config, &err), cases[c].plan);
+        assert_int_equal(rf_kv_open(NULL, &config, &kv, &err), cases[c].open);
+        if (cases[c].open != RF_OK)
             assert_string_equal(err.where, "kv.rope");
+        rf_kv_close(kv);
     }
 }
 
@@ -1491,6 +1533,7 @@ static void a_holder_that_goes_back_into_its_prefix_has_its_own_rows(void **stat
 static void slots_do_not_know_each_other(void **state)
 {
     (void)state;
+    /* Far apart, so that what one keeps of its blocks would lie upon what another keeps. */
     for (size_t f = 0; f < RF_ARRAY_COUNT(formats); f++) {
         shape s = shape_with(formats[f], formats[f], true);
         s.endless = true;
@@ -1500,30 +1543,57 @@ static void slots_do_not_know_each_other(void **state)
         text t[3];
         float *expected[3], *got[3];
         for (uint32_t slot = 0; slot < 3; slot++) {
-            t[slot] = make_text(&s, 300, 70 + slot);
+            t[slot] = make_text(&s, 600, 70 + slot);
             expected[slot] = play(&s, &t[slot], NULL);
-            got[slot] = new_floats(300 * row_floats(&s));
+            got[slot] = new_floats(600 * row_floats(&s));
         }
         rf_kv *kv = open_store(&s);
         uint32_t at[3] = {0};
-        for (uint32_t step = 0; at[0] < 300 || at[1] < 300 || at[2] < 300; step++) {
-            uint32_t slot = step * 7 % 3, to = RF_MIN(at[slot] + 1 + step % 5 * (slot + 1), 300u);
+        for (uint32_t step = 0; at[0] < 600 || at[1] < 600 || at[2] < 600; step++) {
+            uint32_t slot = step * 7 % 3,
+                     to = RF_MIN(at[slot] + 1 + step % 5 * (slot * 3 + 1), 600u);
             play_part(kv, &s, &t[slot], slot, at[slot], to, NULL, got[slot]);
             at[slot] = to;
         }
         assert_int_equal(
             rf_kv_clear(kv, 1, NULL),
             RF_OK); /* and once more, from the beginning, in the middle of the others */
-        play_part(kv, &s, &t[2], 1, 0, 300, NULL, got[1]);
-        assert_same(&s, got[1], expected[2], 0, 300, "a slot used again");
-        assert_same(&s, got[0], expected[0], 0, 300, "slot 0");
-        assert_same(&s, got[2], expected[2], 0, 300, "slot 2");
-        assert_int_equal(rf_kv_length(kv, 0), 300);
+        play_part(kv, &s, &t[2], 1, 0, 600, NULL, got[1]);
+        assert_same(&s, got[1], expected[2], 0, 600, "a slot used again");
+        assert_same(&s, got[0], expected[0], 0, 600, "slot 0");
+        assert_same(&s, got[2], expected[2], 0, 600, "slot 2");
+        assert_int_equal(rf_kv_length(kv, 0), 600);
         rf_kv_close(kv);
         for (uint32_t slot = 0; slot < 3; slot++) {
             free(expected[slot]);
             free(got[slot]);
             free_text(&t[slot]);
+        }
+    }
+}
+
+/* What an adapter event says: rows that are widened or expanded, the sinks among them. */
+static void widened_bytes_are_those_of_the_positions_that_are_read(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *k, *v;
+        uint32_t bytes; /* of a position of a head: widths 64 and 32 */
+    } cases[] = {{"f32", "f32", 0},  {"f16", "f16", 384}, {"f32", "f16", 128},  {"r4", "r4", 96},
+                 {"r4", "f16", 384}, {"q8_0", "r3", 96},  {"bf16", "q4_0", 384}};
+    for (size_t c = 0; c < RF_ARRAY_COUNT(cases); c++) {
+        for (uint32_t sinks = 0; sinks <= 4; sinks += 4) {
+            shape s = shape_with(cases[c].k, cases[c].v, false);
+            s.v_width = 32;
+            s.sinks = sinks;
+            s.window = 30;
+            rf_kv *kv = open_store(&s);
+            rf_kv_attend job = {.heads = 4, .first_position = 100, .token_count = 7};
+            uint32_t read = 100 + 7 - (100 + 1 - 30) + sinks;
+            assert_int_equal(rf_kv_attend_widened_bytes(kv, &job), read * cases[c].bytes * 2);
+            job.first_position = 2;
+            assert_int_equal(rf_kv_attend_widened_bytes(kv, &job), 9 * cases[c].bytes * 2);
+            rf_kv_close(kv);
         }
     }
 }
@@ -1536,6 +1606,7 @@ int main(void)
         cmocka_unit_test(a_layer_is_allocated_by_its_parts_and_no_other),
         cmocka_unit_test(a_ring_that_wrapped_three_times_is_one_that_never_did),
         cmocka_unit_test(a_window_with_sinks_is_one_that_never_wrapped),
+        cmocka_unit_test(the_polar_formats_wrap_and_chunk_like_the_others),
         cmocka_unit_test(any_chunks_and_any_order_of_units_give_the_same_bits),
         cmocka_unit_test(scalar_code_gives_the_same_bits),
         cmocka_unit_test(attention_is_what_the_stored_codes_say),
@@ -1553,6 +1624,7 @@ int main(void)
         cmocka_unit_test(sinks_do_not_keep_a_full_store_from_going_back),
         cmocka_unit_test(a_holder_that_goes_back_into_its_prefix_has_its_own_rows),
         cmocka_unit_test(slots_do_not_know_each_other),
+        cmocka_unit_test(widened_bytes_are_those_of_the_positions_that_are_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
