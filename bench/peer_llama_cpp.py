@@ -1,4 +1,4 @@
-"""Speed of llama.cpp through llama-cpp-python: MODEL PROMPT_TOKENS GENERATED THREADS; JSON on stdout."""
+"""Speed of llama.cpp through llama-cpp-python: MODEL PROMPT GENERATED THREADS; JSON on stdout."""
 import ctypes
 import json
 import sys
