@@ -201,7 +201,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "kv_codec: unknown instruction set \"%s\"\n", argv[2]);
         return 2;
     }
-    const uint32_t width = argc > 3 ? (uint32_t)atoi(argv[3]) : 64;
+    const uint32_t width = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 64;
     if (width > WIDTH_MAX) {
         fprintf(stderr, "kv_codec: width at most %u\n", WIDTH_MAX);
         return 2;

@@ -1,8 +1,8 @@
 /* ringfence/kv.h: the KV store: a ring of keys and values for each slot, preallocated.
  *
  * Usable alone with memory.h. The rows of the plan come from rf_kv_plan; the store is opened on a
- * MODEL scope (regions kv.layers[i].k, kv.layers[i].v and what a format keeps beside them), and from
- * then on appending takes no memory. Rows lie as [slot][kv_head][row]; rows of one head are
+ * MODEL scope (regions kv.layers[i].k, kv.layers[i].v and what a format keeps beside them), and
+ * from then on appending takes no memory. Rows lie as [slot][kv_head][row]; rows of one head are
  * contiguous.
  *
  *   position ─► row: position below `sinks`: the position itself

@@ -139,8 +139,8 @@ static void score_small(const rf_attend_codes *job, uint32_t query, uint32_t cou
     }
 }
 
-/* out = out * keep + sum of weight_j * v_j for count queries, 8 * parts dimensions from d on, all of
- * one span; weights: p_j * scale of that span. */
+/* out = out * keep + sum of weight_j * v_j for count queries, 8 * parts dimensions from d on, all
+ * of one span; weights: p_j * scale of that span. */
 RF_INLINE void mix(const rf_attend_codes *job, uint32_t query, uint32_t count, rf_attend_range seen,
                    float weights[GROUP][RF_ATTEND_BLOCK + 8], const float keep[GROUP], uint32_t d,
                    uint32_t parts)

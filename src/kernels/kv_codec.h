@@ -11,8 +11,8 @@
  * entry gives the same bits: integers inside a span, floats in the order that is stated.
  *
  * Rows are finite (append refuses others); finite rows of any size give finite scales and errors
- * at worst as large as the row (turbo: half as large again on a row that is a spike). A NaN or an infinity
- * gives some codes, never a fault.
+ * at worst as large as the row (turbo: half as large again on a row that is a spike). A NaN or an
+ * infinity gives some codes, never a fault.
  */
 #ifndef RF_KV_CODEC_H
 #define RF_KV_CODEC_H

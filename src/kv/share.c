@@ -1,6 +1,6 @@
 /* kv/share.c: what slots can have of each other: a copy, or a prefix that is read where it lies.
  *
- *   slot a: [ prefix ............ | its own rows ... ]      holders 2, held up to the longest prefix
+ *   slot a: [ prefix ............ | its own rows ... ]    holders 2, held to the longest prefix
  *   slot b:   ^ reads these rows  [ its own rows ... ]
  *   slot c:   ^ and these         [ its own rows ... ]
  *

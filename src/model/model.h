@@ -123,7 +123,7 @@ typedef enum rf_buffer { /* regions "forward.<name>" */
                          RF_B_NONE,
                          RF_B_ITEMS,     /* the step's items, grouped by slot */
                          RF_B_ROPE,      /* [token][pairs][2] cos, sin */
-                         RF_B_ROPE_SINK, /* the same at min(position, capacity - 1); only with sinks */
+                         RF_B_ROPE_SINK, /* at min(position, capacity - 1); only with sinks */
                          RF_B_RESIDUAL, /* [token][width] */
                          RF_B_ATTN_IN,
                          RF_B_Q,

@@ -1,5 +1,5 @@
-/* tests/unit/kv_turbo_test.h: what the tests of the polar formats share: random rows, and a decoder of
- * their own, written from the layout that kernels/kv_codec.h documents.
+/* tests/unit/kv_turbo_test.h: what the tests of the polar formats share: random rows, and a decoder
+ * of their own, written from the layout that kernels/kv_codec.h documents.
  */
 #ifndef KV_TURBO_TEST_H
 #define KV_TURBO_TEST_H

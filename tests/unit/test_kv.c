@@ -766,10 +766,6 @@ static void formats_are_found_by_their_whole_name(void **state)
         assert_false(rf_kv_format_calibrates(others[i]));
     }
     assert_string_equal(rf_kv_format_name(NULL), "f16");
-    fixture f = make(1, NULL, 4, 4, 1, NULL);
-    open_store(&f, false);
-    assert_int_equal(rf_kv_row_bytes(f.kv, 0, RF_KV_K), 16);
-    close_store(&f);
 }
 
 int main(void)

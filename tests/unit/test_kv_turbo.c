@@ -1,5 +1,5 @@
-/* tests/unit/test_kv_turbo.c: the polar KV formats against their mathematics: tables, golden vector,
- * Gaussian rows, the estimator of the rest. */
+/* tests/unit/test_kv_turbo.c: the polar KV formats against their mathematics: tables, golden
+ * vector, Gaussian rows, the estimator of the rest. */
 #include "kv_turbo_test.h"
 
 /* ---- shapes and tables --------------------------------------------------------------------- */
