@@ -72,14 +72,14 @@ static void assert_planned_is_kept(const shape *s)
 
     uint64_t heads = s->slots * s->kv_heads, in_all = 0;
     const char *names[2] = {s->k, s->v};
-    uint32_t widths[2] = {s->k_width, s->v_width};
+    uint32_t sizes[2] = {s->k_width, s->v_width};
     for (int side = 0; side < 2; side++) {
         uint64_t recent = RF_MIN((s->recent_blocks + 1ull) * 32 + 2 * s->chunk, s->capacity);
-        uint64_t row = expected_row_bytes(names[side], widths[side]);
+        uint64_t row = expected_row_bytes(names[side], sizes[side]);
         uint64_t ring = heads * s->capacity * row;
-        uint64_t first = names[side][0] == 'r' ? heads * widths[side] * 2 : 0;
+        uint64_t first = names[side][0] == 'r' ? heads * sizes[side] * 2 : 0;
         recent =
-            is_narrow(names[side]) ? heads * recent * expected_row_bytes("r8", widths[side]) : 0;
+            is_narrow(names[side]) ? heads * recent * expected_row_bytes("r8", sizes[side]) : 0;
         char ids[3][RF_ID_BYTES];
         snprintf(ids[0], sizeof ids[0], "kv.layers[0].%c", "kv"[side]);
         snprintf(ids[1], sizeof ids[1], "kv.layers[0].%c.first", "kv"[side]);
