@@ -71,7 +71,9 @@ static const option_row option_table[] = {
      "safe-lowbit (-ctk r8 -ctv r4), balanced (r4, r4), experimental-max (r3, r3); -ctk and -ctv "
      "win. Of the size of safe-lowbit, -ctk r6 -ctv r6 loses less"},
     {"kv-k", "cache-type-k", "-ctk", "FORMAT", PLANNED, CLI_GIVEN_KV_K, KIND_TEXT, AT(kv_k), 0, 0,
-     NULL, "format of the keys: f32 f16 bf16 r8 r6 r5 r4 r3 q8_0 q4_0"},
+     NULL,
+     "format of the keys: f32 f16 bf16 r8 r6 r5 r4 r3 q8_0 q4_0 (for the record: turbo4 turbo3 "
+     "turbo2 turbo4q turbo3q)"},
     {"kv-v", "cache-type-v", "-ctv", "FORMAT", PLANNED, CLI_GIVEN_KV_V, KIND_TEXT, AT(kv_v), 0, 0,
      NULL, "format of the values, likewise"},
     {"kv-layers", NULL, NULL, "RANGE:K[/V],...", PLANNED & ~BIT(CALIBRATE), CLI_GIVEN_NONE,
@@ -105,6 +107,10 @@ static const option_row option_table[] = {
      NULL, "add no token before the text"},
     {"no-special", NULL, NULL, NULL, TEXTS & ~BIT(CHAT), CLI_GIVEN_NONE, KIND_FLAG, AT(no_special),
      0, 0, NULL, "special tokens written in the text stay text"},
+    {"save", NULL, NULL, "FILE", BIT(RUN), CLI_GIVEN_NONE, KIND_TEXT, AT(save), 0, 0, NULL,
+     "keep the sequence, the sampler and the text in this file at the end, at Ctrl-C too"},
+    {"restore", NULL, NULL, "FILE", BIT(RUN), CLI_GIVEN_NONE, KIND_TEXT, AT(restore), 0, 0, NULL,
+     "go on from a file of --save (under the same formats); -p adds to it"},
     {"list", NULL, NULL, "GLOB", BIT(PLAN) | BIT(CHECK), CLI_GIVEN_NONE, KIND_TEXT, AT(list), 0, 0,
      NULL, "list the regions whose id matches (* and ? are wild)"},
     {"solve", NULL, NULL, "ctx", BIT(PLAN), CLI_GIVEN_NONE, KIND_CHOICE, AT(solve), 0, 0, "ctx",
