@@ -91,6 +91,8 @@ static void fill_sample(sample *s, uint64_t seed)
                                .logit_rows = 1 + (uint32_t)random_below(&seed, chunk),
                                .workers = 1 + (uint32_t)random_below(&seed, 8),
                                .slots = 1 + (uint32_t)random_below(&seed, 8),
+                               .sinks = seed % 2 ? 4 : 0,
+                               .capacity = 1000,
                                .act = RF_ACT_INT16};
     set_weight(s, 0, RF_W_OUTPUT, random_format(&seed), s->config.vocab_count, s->config.width);
     for (uint32_t i = 0; i < s->config.layer_count; i++)
@@ -127,8 +129,10 @@ static void find_buffers(const sample *s, slab *m)
         char id[RF_ID_BYTES];
         rf_buffer_id((rf_buffer)b, id);
         m->rows[b] = rf_plan_find(&s->plan, id);
-        assert_non_null(m->rows[b]);
-        m->units[b] = (m->rows[b]->bytes + RF_REGION_ALIGN - 1) / RF_REGION_ALIGN;
+        bool is_of_sinks = b == RF_B_ROPE_SINK || b == RF_B_Q_SINK;
+        assert_true((m->rows[b] != NULL) == (!is_of_sinks || s->shape.sinks > 0));
+        if (m->rows[b])
+            m->units[b] = (m->rows[b]->bytes + RF_REGION_ALIGN - 1) / RF_REGION_ALIGN;
     }
 }
 
@@ -182,7 +186,7 @@ static bool is_whole(const slab *m, rf_buffer buffer, const rf_op *op, char *com
 static bool play_op(slab *m, const rf_op *op, char *complaint, size_t capacity)
 {
     unsigned effect = effects[op->kind];
-    rf_buffer used[8];
+    rf_buffer used[12];
     int count = 0, reads;
     used[count++] = RF_B_ITEMS; /* every op may look at them */
     if (op->in != RF_B_NONE)
@@ -191,13 +195,17 @@ static bool play_op(slab *m, const rf_op *op, char *complaint, size_t capacity)
         used[count++] = op->out[0];
     if (effect & READS_OUT1)
         used[count++] = op->out[1];
+    if (op->kind == RF_OP_ROPE && m->rows[RF_B_ROPE_SINK])
+        used[count++] = RF_B_ROPE_SINK;
+    if (op->kind == RF_OP_ATTEND && m->rows[RF_B_Q_SINK])
+        used[count++] = RF_B_Q_SINK;
     reads = count;
     for (int i = 0; i < reads; i++) {
         if (!is_whole(m, used[i], op, complaint, capacity))
             return false;
     }
     for (int i = 0; (effect & WRITES) && i < RF_OP_OPERANDS; i++) {
-        if (op->out[i] != RF_B_NONE)
+        if (op->out[i] != RF_B_NONE && m->rows[op->out[i]])
             used[count++] = op->out[i];
     }
     if (effect & PACKS)
