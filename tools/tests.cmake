@@ -43,7 +43,8 @@ if(CMOCKA_INCLUDE AND CMOCKA_LIBRARY)
         # them at -O3. Their messages may be cut.
         target_compile_options(${target} PRIVATE -UNDEBUG -O1 -Wno-format-truncation)
         target_compile_definitions(${target} PRIVATE
-            RF_TEST_SOURCE_DIR="${PROJECT_SOURCE_DIR}" RF_TEST_BINARY_DIR="${CMAKE_BINARY_DIR}")
+            RF_TEST_SOURCE_DIR="${PROJECT_SOURCE_DIR}" RF_TEST_BINARY_DIR="${CMAKE_BINARY_DIR}"
+            $<$<BOOL:${CMAKE_CROSSCOMPILING}>:RF_TEST_EMULATED=1>)
         add_test(NAME unit/${name} COMMAND ${target} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
         rf_describe_test(unit/${name} ${PROJECT_SOURCE_DIR}/tests/unit/${name}.c unit)
         set_tests_properties(unit/${name} PROPERTIES ENVIRONMENT "${rf_test_env}")
