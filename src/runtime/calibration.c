@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define CALIBRATION_MAGIC   "RFCALIB1"
-#define CALIBRATION_VERSION 1u
+#define CALIBRATION_VERSION 2u
 #define END_BYTES           256u /* of each end of a tensor that go into the fingerprint */
 #define CHUNK_TOKENS        512u /* the text is read in pieces of this many, each from position 0 */
 #define QUICK_TOKENS        512u
@@ -21,7 +21,7 @@ typedef struct calibration_header { /* little-endian, as it lies in the file */
     uint8_t fingerprint[32];
     uint64_t table_bytes;
     uint64_t token_count;
-    uint8_t digest[32]; /* of the table */
+    uint8_t digest[32]; /* of all before it, and of the table */
 } calibration_header;
 
 rf_status rf_file_fingerprint(const rf_file *file, uint8_t fingerprint[32], rf_error *err)
@@ -141,6 +141,7 @@ rf_status rf_calibration_save(const rf_model *model, const char *path, rf_error 
     if (status)
         return status;
     rf_sha256_init(&hash);
+    rf_sha256_add(&hash, &header, offsetof(calibration_header, digest));
     rf_sha256_add(&hash, model->calibration, table_bytes);
     rf_sha256_end(&hash, header.digest);
     rf_piece pieces[] = {{&header, sizeof header}, {model->calibration, table_bytes}};
@@ -178,6 +179,7 @@ static rf_status verify(const rf_model_plan *plan, const char *path, const rf_ma
         return rf_fail_got(err, "%llu bytes", (unsigned long long)file->size);
     }
     rf_sha256_init(&hash);
+    rf_sha256_add(&hash, &header, offsetof(calibration_header, digest));
     rf_sha256_add(&hash, file->data + sizeof header, table_bytes);
     rf_sha256_end(&hash, digest);
     if (memcmp(header.digest, digest, sizeof digest) != 0)

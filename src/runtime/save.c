@@ -1,4 +1,5 @@
-/* runtime/save.c: a slot in a file, so that a run that was interrupted goes on as if it had not been.
+/* runtime/save.c: a slot in a file, so that a run that was interrupted goes on as if it had not
+ * been.
  *
  *   header │ token ids │ the KV store's own head and rows
  *

@@ -1,4 +1,5 @@
-/* tests/unit/test_kv_codec_rows.c: rows of the coded KV formats: awkward ones, feedback, every set. */
+/* tests/unit/test_kv_codec_rows.c: rows of the coded KV formats: awkward ones, feedback, every
+ * instruction set. */
 #include "kv_codec_test.h"
 
 /* ---- awkward rows -------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
 /* tests/unit/test_save.c: a run that was saved and restored goes on with the bits of one that was
- * never interrupted, also in a ring that wrapped; no file but a whole one of this very model changes
- * anything; and a save that fails leaves the file that was there.
+ * never interrupted, also in a ring that wrapped; no file but a whole one of this very model
+ * changes anything; and a save that fails leaves the file that was there.
  */
 #include <stdarg.h>
 #include <stddef.h>
