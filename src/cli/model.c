@@ -241,6 +241,7 @@ rf_status cli_model_open(cli_model *model, rf_error *err)
     if (status == RF_ERR_BAD_MODEL && model->calibration[0] &&
         strcmp(err->where, model->calibration) == 0) {
         /* What the cache folder has is of another version, or damaged: it is ours to make anew. */
+        *err = (rf_error){0};
         status = cli_calibration_make(model->args, model, model->calibration, err);
         if (!status)
             status = rf_model_open(model->plan, cli_progress_step, &progress, &model->model, err);
