@@ -63,7 +63,11 @@ bench: build
 	@$(BIN) bench
 	@model=$$(tools/fetch-model smollm2-135m) || exit $$?; \
 	printf '\n== SmolLM2-135M-Instruct\n'; $(BIN) bench "$$model"
-	@if [ -x bench/run ]; then printf '\n== comparisons: bench/run\n'; bench/run; fi
+	@printf '\n== comparisons: bench/run\n'; bench/run
+	@printf '\n== rows of keys and values: bench/kv_codec (ns a row, GB/s of what is stored)\n'
+	@cmake --build build --target bench-kv_codec -j $(JOBS) > build/compile.log 2>&1 \
+		|| { cat build/compile.log; exit 1; }
+	@build/bench/kv_codec
 
 check:
 	@tools/bootstrap --check
