@@ -27,12 +27,14 @@ extern "C" {
 #endif
 
 typedef struct rf_kv_layer { /* geometry of one layer */
-    uint32_t kv_heads;           /* 0: this layer keeps nothing */
-    uint32_t k_width;            /* elements of one head's key; multiple of 8 */
+    uint32_t kv_heads;       /* 0: this layer keeps nothing */
+    uint32_t k_width;        /* elements of one head's key; multiple of 8 */
     uint32_t v_width;
     uint32_t window;      /* 0: all positions */
     const char *k_format; /* NULL: f16 */
     const char *v_format;
+    uint32_t shared; /* 0: own rows; else 1 + an earlier layer of the same geometry, whose rows this
+                        one reads: it is planned no memory and never appended */
 } rf_kv_layer;
 
 /* How the keys were rotated by position before they are appended. With it and a calibration, the
@@ -73,7 +75,7 @@ RF_API rf_status rf_kv_open(rf_scope *scope, const rf_kv_config *config, rf_kv *
 RF_API void rf_kv_close(rf_kv *kv);
 
 typedef struct rf_kv_statistics { /* of one KV head, from a text that the model has read */
-    const float *mean;   /* [k_width] of keys, before RoPE */
+    const float *mean;            /* [k_width] of keys, before RoPE */
     const float *moment; /* [k_width][k_width] mean of q qT over the head's queries, before RoPE */
     int8_t k_base;       /* of the 8-bit scales: the largest exponent that occurred, + 1 */
     int8_t v_base;

@@ -440,9 +440,17 @@ static void attend_tile(const tile *t)
     finish(t);
 }
 
+/* The job on the layer that has the rows. */
+static rf_kv_attend on_owner(const rf_kv *kv, const rf_kv_attend *job)
+{
+    rf_kv_attend owned = *job;
+    owned.layer = kv->layers[job->layer].reads;
+    return owned;
+}
+
 uint32_t rf_kv_attend_units(const rf_kv *kv, const rf_kv_attend *job)
 {
-    uint32_t kv_heads = kv->layers[job->layer].kv_heads;
+    uint32_t kv_heads = kv->layers[on_owner(kv, job).layer].kv_heads;
     uint32_t tokens = tile_tokens(job->heads / kv_heads);
     return kv_heads * ((job->token_count + tokens - 1) / tokens);
 }
@@ -450,8 +458,9 @@ uint32_t rf_kv_attend_units(const rf_kv *kv, const rf_kv_attend *job)
 void rf_kv_attend_run(const rf_kv *kv, const rf_kv_attend *job, uint32_t first_unit,
                       uint32_t last_unit, void *scratch)
 {
-    const rf_kv_layer_store *layer = &kv->layers[job->layer];
-    tile t = {.kv = kv, .job = job, .layer = layer, .group = job->heads / layer->kv_heads};
+    const rf_kv_attend owned = on_owner(kv, job);
+    const rf_kv_layer_store *layer = &kv->layers[owned.layer];
+    tile t = {.kv = kv, .job = &owned, .layer = layer, .group = job->heads / layer->kv_heads};
     uint32_t tokens = tile_tokens(t.group);
     t.k_coded = is_coded(&layer->side[RF_KV_K]);
     t.v_coded = is_coded(&layer->side[RF_KV_V]);
@@ -469,7 +478,7 @@ void rf_kv_attend_run(const rf_kv *kv, const rf_kv_attend *job, uint32_t first_u
 /* Plain rows become f32, coded ones an int8 code an element; f32 rows are read where they lie. */
 uint64_t rf_kv_attend_widened_bytes(const rf_kv *kv, const rf_kv_attend *job)
 {
-    const rf_kv_layer_store *layer = &kv->layers[job->layer];
+    const rf_kv_layer_store *layer = &kv->layers[on_owner(kv, job).layer];
     uint32_t tokens = tile_tokens(job->heads / layer->kv_heads);
     bool in_codes = works_in_codes(layer);
     uint64_t row = 0, bytes = 0; /* of one position of one head, both sides */

@@ -11,6 +11,7 @@ rf_status rf_kv_attention(rf_kv *kv, uint32_t slot, uint32_t layer, const rf_kv_
     rf_error own;
     if (!err)
         err = &own;
+    layer = layer < kv->layer_count ? kv->layers[layer].reads : layer;
     if (slot >= kv->slot_count || layer >= kv->layer_count || kv->layers[layer].kv_heads == 0)
         return rf_fail(err, RF_ERR_USAGE, "kv.attention", "no such slot or layer");
     uint32_t kv_heads = kv->layers[layer].kv_heads;
@@ -85,6 +86,7 @@ rf_status rf_kv_gather(rf_kv *kv, uint32_t slot, uint32_t layer, uint32_t head, 
     if (run_count == 0)
         return rf_fail(err, RF_ERR_USAGE, "kv.gather",
                        "no such slot, layer or head, or positions that are not there");
+    layer = kv->layers[layer].reads;
     uint32_t width = kv->layers[layer].side[side].width;
     for (uint64_t position = from; position < to; position++)
         widen_row(kv, slot, layer, head, side, position, out + (position - from) * width);

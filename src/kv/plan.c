@@ -106,11 +106,34 @@ static uint64_t recent_rows(const rf_kv_config *config, uint64_t row_count)
     return config->endless ? rows : RF_MIN(rows, config->capacity);
 }
 
+/* A layer that reads the rows of an earlier one keeps nothing itself. */
+static rf_status resolve_shared(const rf_kv_config *config, uint32_t layer_index,
+                                rf_kv_layer_store *out, rf_error *err)
+{
+    const rf_kv_layer *layer = &config->layers[layer_index];
+    char where[RF_ID_BYTES];
+    rf_print(where, sizeof where, "kv.layers[%u].shared", layer_index);
+    out->reads = layer->shared - 1;
+    if (out->reads >= layer_index)
+        return rf_fail(err, RF_ERR_USAGE, where, "only an earlier layer can be shared");
+    const rf_kv_layer *owner = &config->layers[out->reads];
+    if (owner->shared || owner->kv_heads == 0 || owner->kv_heads != layer->kv_heads ||
+        owner->k_width != layer->k_width || owner->v_width != layer->v_width ||
+        owner->window != layer->window)
+        return rf_fail(err, RF_ERR_USAGE, where, "layer %u keeps no rows of this geometry",
+                       out->reads);
+    out->kv_heads = 0;
+    return RF_OK;
+}
+
 rf_status rf_kv_layer_resolve(const rf_kv_config *config, uint32_t layer_index,
                               rf_kv_layer_store *out, rf_error *err)
 {
     const rf_kv_layer *layer = &config->layers[layer_index];
     *out = (rf_kv_layer_store){.kv_heads = layer->kv_heads, .window = layer->window};
+    out->reads = layer_index;
+    if (layer->shared)
+        return resolve_shared(config, layer_index, out, err);
     if (layer->kv_heads == 0)
         return RF_OK;
     out->row_count = config->capacity;

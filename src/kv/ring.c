@@ -299,7 +299,7 @@ rf_status rf_kv_clear(rf_kv *kv, uint32_t slot, rf_error *err)
 
 uint64_t rf_kv_row_bytes(const rf_kv *kv, uint32_t layer, rf_kv_side side)
 {
-    return layer < kv->layer_count ? kv->layers[layer].side[side].row_bytes : 0;
+    return layer < kv->layer_count ? kv->layers[kv->layers[layer].reads].side[side].row_bytes : 0;
 }
 
 uint32_t rf_kv_window(const rf_kv *kv, uint32_t slot, uint32_t layer_index, uint32_t head,
@@ -307,6 +307,7 @@ uint32_t rf_kv_window(const rf_kv *kv, uint32_t slot, uint32_t layer_index, uint
 {
     if (slot >= kv->slot_count || layer_index >= kv->layer_count)
         return 0;
+    layer_index = kv->layers[layer_index].reads;
     const rf_kv_layer_store *layer = &kv->layers[layer_index];
     const rf_kv_slot *state = &kv->slots[slot];
     uint64_t end = state->length + (layer_index < state->next_layer ? state->pending : 0);

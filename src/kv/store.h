@@ -40,6 +40,7 @@ typedef struct rf_kv_layer_store {
     uint64_t row_count;       /* rows of one head of one slot */
     uint32_t kv_heads;
     uint32_t window;
+    uint32_t reads;     /* the layer whose rows attention finds: itself, or an earlier one */
     float *calibration; /* [kv_head][k_width + k_width * k_width]: mean, moment; NULL: none */
     float *feedback;    /* [slot][kv_head][rotation block][B * B + B]; NULL: none */
     uint64_t
