@@ -215,7 +215,7 @@ RF_API void rf_model_op_name(const rf_model *model, uint32_t op, char *text, siz
 /* SHA-256 over the header and both ends of each tensor: which weights these are. RF_ERR_BAD_MODEL
  * when tensors are missing. */
 RF_API rf_status rf_file_fingerprint(const rf_file *file, uint8_t fingerprint[32], rf_error *err);
-/* Reads the built-in text (some 25 KB, or 512 tokens of it when quick) with slot 0, which it clears, and
+/* Reads the built-in text (25 KB; 512 tokens of it when quick) with slot 0, which it clears, and
  * keeps the statistics of keys and queries that the formats r8 .. r3 are made with. The plan must
  * have been made with options.calibrate. progress gets tokens. Deterministic. */
 RF_API rf_status rf_calibrate(rf_model *model, bool quick, rf_progress_fn progress, void *context,

@@ -1,5 +1,5 @@
-/* tests/unit/test_kv_share.c: what slots and layers can have of each other: copies, prefixes, rows of
- * an earlier layer. Everything through the public header, against a slot that was fed by itself.
+/* tests/unit/test_kv_share.c: what slots and layers can have of each other: copies, prefixes, rows
+ * of an earlier layer. Everything through the public header, against a slot that was fed by itself.
  */
 #include <stdarg.h>
 #include <stddef.h>
@@ -182,6 +182,8 @@ static void a_shared_layer_reads_an_earlier_one_and_keeps_nothing(void **state)
         assert_int_equal(rf_kv_attention(kv, 0, 0, &queries, y, HEADS * WIDTH, NULL), RF_OK);
         assert_int_equal(rf_kv_attention(kv, 0, 2, &queries, z, HEADS * WIDTH, NULL), RF_OK);
         assert_memory_equal(y, z, sizeof y);
+        assert_int_equal(rf_kv_attention(kv, 0, 1, &queries, z, HEADS * WIDTH, NULL), RF_OK);
+        assert_memory_not_equal(y, z, sizeof y); /* that one has rows of its own */
         assert_int_equal(rf_kv_append(kv, 0, 2, x, 1, x, 1, 1, &err), RF_ERR_USAGE);
         rf_kv_close(kv);
         rf_kv_close(own);
