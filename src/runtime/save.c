@@ -1,5 +1,4 @@
-/* runtime/save.c: a slot in a file, so that a run that was interrupted goes on as if it had not
- * been.
+/* runtime/save.c: a slot in a file; a run that was interrupted goes on as if it had not been.
  *
  *   header │ token ids │ the KV store's own head and rows
  *

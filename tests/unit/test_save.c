@@ -316,6 +316,31 @@ static void without_extra_the_slot_and_its_sampler_are_kept(void **state)
     close_session(&s);
 }
 
+static void a_character_that_was_half_written_is_completed(void **state)
+{
+    (void)state;
+    rf_error err = {0};
+    char text[64];
+    make_folder();
+    rf_options options = options_of(64, 8, "f16", "f16");
+    session s = open_session(&options);
+    rf_text_stream stream, restored;
+    rf_text_stream_start(&stream, rf_model_tokenizer(s.model), true);
+    assert_int_equal(rf_text_stream_push(&stream, 3 + 0xE2, text, sizeof text), 0);
+    rf_slot_extra extra = {.pending_token = UINT32_MAX, .stream = &stream};
+    must(rf_slot_save(s.model, 0, SLOT_PATH, &extra, &err), &err);
+    close_session(&s);
+    s = open_session(&options);
+    extra.stream = &restored;
+    must(rf_slot_restore(s.model, 1, SLOT_PATH, &extra, &err), &err);
+    uint64_t length = rf_text_stream_push(&restored, 3 + 0x82, text, sizeof text);
+    length += rf_text_stream_push(&restored, 3 + 0xAC, text + length, sizeof text - length);
+    length += rf_text_stream_push(&restored, 1, text + length, sizeof text - length); /* special */
+    text[length] = '\0';
+    assert_string_equal(text, "\xE2\x82\xAC<s>");
+    close_session(&s);
+}
+
 static void what_cannot_be_saved_is_refused(void **state)
 {
     (void)state;
@@ -678,6 +703,7 @@ int main(void)
         cmocka_unit_test(a_ring_that_wrapped_goes_on_with_the_same_bits),
         cmocka_unit_test(a_calibrated_run_goes_on_and_wants_the_same_statistics),
         cmocka_unit_test(without_extra_the_slot_and_its_sampler_are_kept),
+        cmocka_unit_test(a_character_that_was_half_written_is_completed),
         cmocka_unit_test(what_cannot_be_saved_is_refused),
         cmocka_unit_test(every_cut_and_every_other_byte_is_refused),
         cmocka_unit_test(a_whole_file_of_something_else_is_refused_by_name),
