@@ -52,7 +52,11 @@ int main(void)
     rf_trace totals;
 
     for (int i = 0; i < LAYERS; i++)
-        layers[i] = (rf_kv_layer){KV_HEADS, WIDTH, WIDTH, 0, "r6", "r4"};
+        layers[i] = (rf_kv_layer){.kv_heads = KV_HEADS,
+                                  .k_width = WIDTH,
+                                  .v_width = WIDTH,
+                                  .k_format = "r6",
+                                  .v_format = "r4"};
     rf_kv_config_init(&config);
     config.layers = layers;
     config.layer_count = LAYERS;

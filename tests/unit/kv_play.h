@@ -188,7 +188,12 @@ static inline uint64_t row_floats(const shape *s) /* of one position's output */
 static inline rf_kv_config config_of(const shape *s, rf_kv_layer *layer)
 {
     rf_kv_config config;
-    *layer = (rf_kv_layer){s->kv_heads, s->k_width, s->v_width, s->window, s->k, s->v};
+    *layer = (rf_kv_layer){.kv_heads = s->kv_heads,
+                           .k_width = s->k_width,
+                           .v_width = s->v_width,
+                           .window = s->window,
+                           .k_format = s->k,
+                           .v_format = s->v};
     rf_kv_config_init(&config);
     config.layers = layer;
     config.layer_count = 1;
