@@ -97,7 +97,7 @@ static void attend(const rf_kv *kv, const rf_kv_attend *job, unit_order order, v
 /* Fills out[out_count]. */
 static void play(const attention *c, const playing *p, float *out)
 {
-    rf_kv_layer layer = {c->kv_heads, c->k_width, c->v_width, c->window, c->format, c->format};
+    rf_kv_layer layer = {c->kv_heads, c->k_width, c->v_width, c->window, c->format, c->format, 0};
     rf_kv_config config;
     rf_error err = {0};
     rf_kv *kv = NULL;

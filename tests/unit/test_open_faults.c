@@ -218,7 +218,7 @@ static rf_status suggest(rf_error *err)
 
 static rf_status open_store(rf_error *err)
 {
-    rf_kv_layer layer = {2, 8, 8, 0, "f16", "f16"};
+    rf_kv_layer layer = {2, 8, 8, 0, "f16", "f16", 0};
     rf_kv_config config;
     rf_kv *kv = NULL;
     rf_kv_config_init(&config);
