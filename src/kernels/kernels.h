@@ -160,7 +160,7 @@ typedef struct rf_kernels {
     rf_swiglu_fn swiglu;
     rf_exp_fn exp;
     rf_argmax_fn argmax;
-    rf_kv_encode_fn kv_encode[RF_FORMAT_FILE_COUNT]; /* f32, f16 now */
+    rf_kv_encode_fn kv_encode[RF_FORMAT_FILE_COUNT]; /* f32, f16, bf16 */
     rf_kv_decode_fn kv_decode[RF_FORMAT_FILE_COUNT];
     rf_attend_fn attend;
     rf_kernel_entry matmul_entry[RF_FORMAT_FILE_COUNT][RF_ACT_COUNT];
