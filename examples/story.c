@@ -67,7 +67,7 @@ int main(int argc, char **argv)
         if (rf_tokenizer_is_end(tokenizer, token))
             break;
         fwrite(text, 1, (size_t)rf_text_stream_push(&stream, token, text, capacity), stdout);
-        rf_step_item item = {0, token, rf_slot_length(model, 0), true};
+        rf_step_item item = {0, token, rf_slot_length(model, 0), true, RF_STEP_GENERATION};
         must(rf_step(model, &item, 1, &err));
     }
     fwrite(text, 1, (size_t)rf_text_stream_flush(&stream, text, capacity), stdout);

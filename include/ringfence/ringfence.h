@@ -104,6 +104,8 @@ typedef struct rf_options {
     const char *kv_calibration; /* file of rf_calibration_save; NULL: none */
     bool calibrate;             /* plan the memory of rf_calibrate */
     uint32_t cpu_mask;          /* instruction sets: 0xFFFF all */
+    uint32_t act_prompt;        /* bits of activations before quantised weights, 8 or 16 (which */
+    uint32_t act_generation;    /* means at least 14), by the phase of a step's item */
     uint32_t event_capacity;    /* of the trace ring */
     uint64_t mem_limit;         /* bytes; 0: what the machine has */
     const char *profile;        /* "mobile-2gb", "edge", "desktop", "server"; NULL: desktop */
@@ -129,6 +131,7 @@ typedef struct rf_plan_info {
     uint32_t vocab_count;
     uint64_t ctx; /* the options as they were resolved */
     uint32_t slots, chunk, threads, logit_rows;
+    uint32_t act_prompt, act_generation;
     bool data_missing;
     const char *budget_source; /* "mem_available", "cgroup", "rlimit", "mem_limit"; static */
     uint64_t available_bytes;
@@ -173,11 +176,16 @@ RF_API rf_status rf_model_open(const rf_model_plan *plan, rf_progress_fn progres
 /* Ends the model. copy (may be NULL) is filled with the trace's totals after the last free. */
 RF_API void rf_model_close(rf_model *model, rf_trace *copy);
 
+/* Where a token comes from decides with how many bits its step computes (options.act_*), however
+ * many items go with it: text that was given, or text that the model makes, drafts included. */
+typedef enum rf_step_phase { RF_STEP_PROMPT, RF_STEP_GENERATION } rf_step_phase;
+
 typedef struct rf_step_item {
     uint32_t slot;
     uint32_t token;
     uint64_t position; /* must be the slot's next one */
     bool wants_logits;
+    rf_step_phase phase;
 } rf_step_item;
 
 /* One forward pass over count <= chunk items (any mixture of slots; the items of one slot in
@@ -185,7 +193,7 @@ typedef struct rf_step_item {
  * RF_ERR_USAGE (token, slot, position, full slot, too many logits), RF_ERR_RUNTIME (non-finite
  * values, naming the op), RF_ERR_INTERRUPTED. */
 RF_API rf_status rf_step(rf_model *model, const rf_step_item *items, uint32_t count, rf_error *err);
-/* Runs tokens[count] of a slot through steps of at most chunk items, the last one with logits when
+/* Runs tokens[count] of a slot, a prompt, through steps of at most chunk items, the last one with logits when
  * last_logits. All tokens that were committed before an error stay (see rf_slot_length). progress
  * gets tokens. */
 RF_API rf_status rf_prefill(rf_model *model, uint32_t slot, const uint32_t *tokens, uint64_t count,

@@ -74,6 +74,7 @@ rf_status cli_calibration_make(const cli_args *args, const cli_model *model, con
     options.endless = false;
     options.slots = 1;
     options.calibrate = true;
+    options.act_prompt = 16; /* statistics that no option of a run changes */
     cli_progress progress = cli_progress_start("calibrating");
     rf_status status = rf_plan_make(model->file, &options, &plan, err);
     if (!status)

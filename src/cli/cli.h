@@ -84,6 +84,7 @@ typedef struct cli_args { /* every string is borrowed from argv or the environme
     uint64_t seed;
     bool no_bos, no_special, quiet, json, help, pieces, kl_own;
     uint32_t cpu_mask;
+    uint32_t act[2]; /* bits by phase: prompt, generation; 0: the command's own */
     uint64_t mem_limit;
     const char *profile;
     const char *list, *solve, *kl, *kl_base, *kl_save, *output;

@@ -109,7 +109,8 @@ static rf_status run_once(bench_job *job, const bench_case *test, uint64_t *elap
         status =
             rf_prefill(model, 0, job->tokens + test->depth, test->tokens, true, NULL, NULL, err);
     for (uint32_t i = 0; test->generate && i < test->tokens && !status; i++) {
-        rf_step_item item = {0, job->tokens[test->depth + i], test->depth + i, true};
+        rf_step_item item = {0, job->tokens[test->depth + i], test->depth + i, true,
+                             RF_STEP_GENERATION};
         status = rf_step(model, &item, 1, err);
     }
     *elapsed_ns = rf_os_clock_ns() - start;

@@ -37,7 +37,8 @@ static rf_status close_turn(chat_state *chat, rf_error *err)
     if (chat->model.vocabulary.eos == UINT32_MAX ||
         rf_slot_length(model, 0) >= chat->model.info.ctx)
         return RF_OK;
-    rf_step_item item = {0, chat->model.vocabulary.eos, rf_slot_length(model, 0), false};
+    rf_step_item item = {0, chat->model.vocabulary.eos, rf_slot_length(model, 0), false,
+                         RF_STEP_GENERATION};
     return rf_step(model, &item, 1, err);
 }
 

@@ -246,7 +246,7 @@ static rf_status decode_one(check_job *job, rf_text_stream *stream, rf_error *er
     if (status)
         return status;
     rf_text_stream_push(stream, token, job->piece, job->piece_capacity);
-    rf_step_item item = {0, token, rf_slot_length(model, 0), true};
+    rf_step_item item = {0, token, rf_slot_length(model, 0), true, RF_STEP_GENERATION};
     status = rf_step(model, &item, 1, err);
     if (!status)
         job->tokens_done++;

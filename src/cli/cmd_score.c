@@ -94,7 +94,7 @@ static rf_status score_tokens(score_job *job, rf_error *err)
     for (uint64_t at = 0; at < job->count && !status;) {
         uint32_t count = (uint32_t)RF_MIN((uint64_t)job->model.info.chunk, job->count - at);
         for (uint32_t i = 0; i < count; i++)
-            job->items[i] = (rf_step_item){0, job->tokens[at + i], at + i, true};
+            job->items[i] = (rf_step_item){0, job->tokens[at + i], at + i, true, RF_STEP_PROMPT};
         status = rf_step(job->model.model, job->items, count, err);
         for (uint32_t i = 0; i < count && !status; i++) {
             if (at + i + 1 < job->count)

@@ -114,7 +114,10 @@ rf_status cli_ids_add(cli_ids *list, const uint32_t *ids, uint64_t count, rf_err
 /* Makes the token that was picked part of the sequence. */
 static rf_status step_last(cli_model *model, cli_generation *generation, rf_error *err)
 {
-    rf_step_item item = {0, generation->last, rf_slot_length(model->model, 0), true};
+    rf_step_item item = {.token = generation->last,
+                         .position = rf_slot_length(model->model, 0),
+                         .wants_logits = true,
+                         .phase = RF_STEP_GENERATION};
     rf_status status = rf_step(model->model, &item, 1, err);
     if (status)
         return status;

@@ -170,6 +170,14 @@ void cli_options_for(const cli_args *args, rf_options *options)
     options->sinks = (uint32_t)args->sinks;
     options->endless = args->endless;
     options->cpu_mask = args->cpu_mask;
+    const cli_command *command = args->command;
+    bool measures = command == &cli_commands[CLI_PPL] || command == &cli_commands[CLI_SCORE];
+    if (measures || command == &cli_commands[CLI_CALIBRATE])
+        options->act_prompt = options->act_generation = 16;
+    if (args->act[0]) {
+        options->act_prompt = args->act[0];
+        options->act_generation = args->act[1];
+    }
     options->mem_limit = args->mem_limit;
     options->profile = args->profile;
     options->text_bytes = CLI_TEXT_BYTES;
@@ -204,6 +212,8 @@ void json_plan_options(rf_writer *writer, const rf_plan_info *info)
     rf_json_u64(writer, "ctx", info->ctx);
     rf_json_u64(writer, "slots", info->slots);
     rf_json_u64(writer, "chunk", info->chunk);
+    rf_json_u64(writer, "act_prompt", info->act_prompt);
+    rf_json_u64(writer, "act_generation", info->act_generation);
     rf_json_u64(writer, "threads", info->threads);
     rf_json_close(writer, '}');
 }

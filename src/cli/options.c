@@ -20,6 +20,7 @@ typedef enum option_kind {
     KIND_SIZE,  /* bytes, with K, M, G (binary), MiB, ... */
     KIND_LIST,  /* cli_list of numbers in [low, high] */
     KIND_CPU,   /* mask of instruction sets */
+    KIND_ACT,   /* bits by phase: 8, 16 or P/G */
     KIND_CHOICE /* one of the words in `words` */
 } option_kind;
 
@@ -139,6 +140,10 @@ static const option_row option_table[] = {
      "md csv json", "md, csv or json"},
     {"kl", NULL, NULL, "FILE", BIT(BENCH), CLI_GIVEN_NONE, KIND_TEXT, AT(kl), 0, 0, NULL,
      "also the divergence from this logits file, made by `ppl --kl-save` on the F32 copy"},
+    {"act", NULL, NULL, "BITS[/BITS]", PLANNED & ~BIT(CALIBRATE), CLI_GIVEN_NONE, KIND_ACT, AT(act),
+     0, 0, NULL,
+     "bits of activations before quantised weights, for prompts / for generation: 8 or 16 (8/16; "
+     "ppl and score: 16). 16 is the exact mode"},
     {"cpu", NULL, NULL, "SET", PLANNED | BIT(KERNELS), CLI_GIVEN_NONE, KIND_CPU, AT(cpu_mask), 0, 0,
      NULL, "instruction sets that may be used: all, avx2, scalar, ..."},
     {"mem-limit", NULL, NULL, "SIZE", PLANNED, CLI_GIVEN_NONE, KIND_SIZE, AT(mem_limit), 0, 0, NULL,
@@ -305,6 +310,27 @@ static rf_status parse_flag(const char *where, const char *text, bool *out, rf_e
     return RF_OK;
 }
 
+static bool parse_act(const char *text, uint32_t act[2])
+{
+    static const char *const words[] = {"8", "16"};
+    uint32_t found[2];
+    for (int phase = 0; phase < 2; phase++) {
+        size_t length = strcspn(text, "/");
+        uint32_t i = 0;
+        while (i < 2 && (strlen(words[i]) != length || strncmp(words[i], text, length) != 0))
+            i++;
+        if (i == 2)
+            return false;
+        found[phase] = i ? 16 : 8;
+        if (phase == 0 && text[length] == '/')
+            text += length + 1; /* else one word is for both */
+        else if (phase == 1 && text[length] != '\0')
+            return false;
+    }
+    memcpy(act, found, sizeof found);
+    return true;
+}
+
 /* Reads one value into its field; where names the option or the variable. */
 static rf_status set_value(cli_args *args, const option_row *row, const char *where,
                            const char *text, rf_error *err)
@@ -338,6 +364,11 @@ static rf_status set_value(cli_args *args, const option_row *row, const char *wh
     case KIND_CPU:
         if (!rf_cpu_mask_parse(text, field))
             status = no_number(where, "all, scalar, or instruction sets of this build", text, err);
+        break;
+    case KIND_ACT:
+        if (!parse_act(text, field))
+            status = no_number(where, "8, 16, or one for prompts and one for generation: 8/16",
+                               text, err);
         break;
     case KIND_CHOICE:
         if (!is_word_of(row->words, text)) {

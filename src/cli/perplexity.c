@@ -138,8 +138,8 @@ static rf_status run_step(ppl_state *state, const uint32_t *tokens, uint32_t at,
         uint32_t position = at + i;
         bool replace = position == 0 && vocabulary->add_bos && vocabulary->bos != UINT32_MAX;
         bool scored = position >= job->early && position + 1 < job->ctx;
-        state->items[i] =
-            (rf_step_item){0, replace ? vocabulary->bos : tokens[position], position, scored};
+        state->items[i] = (rf_step_item){0, replace ? vocabulary->bos : tokens[position], position,
+                                         scored, RF_STEP_PROMPT};
         if (scored)
             state->targets[rows++] = tokens[position + 1];
     }

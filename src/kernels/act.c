@@ -6,8 +6,7 @@
 
 rf_act rf_act_for(rf_format weight, rf_act wanted)
 {
-    (void)wanted; /* int8 activations have no kernels yet: 16 bits answer for both */
-    return rf_quant_of(weight) ? RF_ACT_INT16 : RF_ACT_F32;
+    return rf_quant_of(weight) ? wanted : RF_ACT_F32;
 }
 
 rf_act_layout rf_act_layout_of(rf_act act, rf_format weight, uint32_t k)
@@ -23,6 +22,10 @@ rf_act_layout rf_act_layout_of(rf_act act, rf_format weight, uint32_t k)
     layout.scale_offset = (k * code_bytes + 63) & ~63ull;
     layout.sum_offset =
         (layout.scale_offset + (uint64_t)(k / layout.block) * sizeof(float) + 63) & ~63ull;
+    if (act == RF_ACT_INT8 && layout.block == 256) {
+        layout.multiplier_offset = layout.sum_offset;
+        layout.sum_offset += ((uint64_t)(k / 32) * sizeof(int16_t) + 63) & ~63ull;
+    }
     layout.row_bytes = (layout.sum_offset + (uint64_t)(k / 16) * sizeof(int32_t) + 63) & ~63ull;
     return layout;
 }
@@ -68,6 +71,24 @@ rf_act_scale rf_act_scale_of(uint32_t amax_bits, float limit)
     return result;
 }
 
+/* The bits of the largest |x|: as integers, |x| is ordered and a NaN is above infinity. */
+static uint32_t largest_bits(const float *x, uint32_t count)
+{
+    uint32_t largest = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t bits = rf_float_bits(x[i]) & 0x7FFFFFFFu;
+        largest = bits > largest ? bits : largest;
+    }
+    return largest;
+}
+
+/* |x * inverse| <= limit * (1 + 2^-22) rounds to at most limit. */
+static int32_t code_of(float x, float inverse)
+{
+    const float product = inverse == 0.0f ? 0.0f : x * inverse;
+    return (int32_t)(rf_float_bits(product + RF_EXP_ROUND) - 0x4B400000u);
+}
+
 void rf_pack_int16_scalar(const rf_act_layout *layout, const float *x, void *packed)
 {
     uint8_t *bytes = packed;
@@ -77,24 +98,57 @@ void rf_pack_int16_scalar(const rf_act_layout *layout, const float *x, void *pac
     const uint32_t block = layout->block;
     const float limit = block == 32 ? RF_ACT_LIMIT_32 : RF_ACT_LIMIT_256;
     for (uint32_t at = 0; at < layout->k; at += block) {
-        uint32_t amax_bits = 0; /* as integers, |x| is ordered and a NaN is above infinity */
-        for (uint32_t i = 0; i < block; i++) {
-            const uint32_t bits = rf_float_bits(x[at + i]) & 0x7FFFFFFFu;
-            amax_bits = bits > amax_bits ? bits : amax_bits;
-        }
-        const rf_act_scale scale = rf_act_scale_of(amax_bits, limit);
+        const rf_act_scale scale = rf_act_scale_of(largest_bits(x + at, block), limit);
         scales[at / block] = scale.scale;
         for (uint32_t part = at; part < at + block; part += 16) {
             int32_t sum = 0;
             for (uint32_t i = part; i < part + 16; i++) {
-                /* |x * inverse| <= limit * (1 + 2^-23) rounds to at most limit. */
-                const float product = scale.inverse == 0.0f ? 0.0f : x[i] * scale.inverse;
-                const float shifted = product + RF_EXP_ROUND;
-                const int32_t code = (int32_t)(rf_float_bits(shifted) - 0x4B400000u);
+                const int32_t code = code_of(x[i], scale.inverse);
                 q[i] = (int16_t)code;
                 sum += code;
             }
             sums[part / 16] = sum;
+        }
+    }
+}
+
+/* The multiplier of 32 values within a block of 256. */
+static int32_t multiplier_of(uint32_t amax_bits, float per_amax)
+{
+    const float wanted = __builtin_ceilf(rf_bits_float(amax_bits) * per_amax);
+    return wanted < 1.0f               ? 1
+           : wanted > RF_ACT_MULTIPLES ? (int32_t)RF_ACT_MULTIPLES
+                                       : (int32_t)wanted;
+}
+
+void rf_pack_int8_scalar(const rf_act_layout *layout, const float *x, void *packed)
+{
+    uint8_t *bytes = packed;
+    int8_t *q = (int8_t *)packed;
+    float *scales = (float *)(void *)(bytes + layout->scale_offset);
+    int16_t *multipliers = (int16_t *)(void *)(bytes + layout->multiplier_offset);
+    int32_t *sums = (int32_t *)(void *)(bytes + layout->sum_offset);
+    const uint32_t block = layout->block;
+    const float limit = block == 32 ? RF_ACT_LIMIT_8 : RF_ACT_LIMIT_8K;
+    for (uint32_t at = 0; at < layout->k; at += block) {
+        const uint32_t amax_bits = largest_bits(x + at, block);
+        const rf_act_scale scale = rf_act_scale_of(amax_bits, limit);
+        scales[at / block] = scale.scale;
+        for (uint32_t part = at; part < at + block; part += 32) {
+            int32_t multiplier = 1;
+            if (block == 256) {
+                if (scale.inverse != 0.0f) {
+                    multiplier = multiplier_of(largest_bits(x + part, 32),
+                                               RF_ACT_MULTIPLES / rf_bits_float(amax_bits));
+                }
+                multipliers[part / 32] = (int16_t)multiplier;
+            }
+            const float inverse = scale.inverse / (float)multiplier;
+            for (uint32_t i = part; i < part + 32; i++) {
+                const int32_t code = code_of(x[i], inverse);
+                q[i] = (int8_t)code;
+                sums[i / 16] = (i % 16 ? sums[i / 16] : 0) + multiplier * code;
+            }
         }
     }
 }

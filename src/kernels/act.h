@@ -13,5 +13,6 @@ rf_act_scale rf_act_scale_of(uint32_t amax_bits, float limit);
 
 void rf_pack_f32_scalar(const rf_act_layout *layout, const float *x, void *packed);
 void rf_pack_int16_scalar(const rf_act_layout *layout, const float *x, void *packed);
+void rf_pack_int8_scalar(const rf_act_layout *layout, const float *x, void *packed);
 
 #endif

@@ -39,31 +39,38 @@ bool rf_cpu_parse(const char *text, uint32_t *mask); /* "avx2", "scalar", "all",
 
 /* ---- activations ------------------------------------------------------------------------- */
 
-/* How the input of a matmul is held: f32 for float weights; for quantised weights integers with
+/* How the input of a matmul is held: f32 for float weights; for quantised weights integers a with
  * one scale per block and the sums of each 16. int16 is near exact: at least 14 bits (blocks of
- * 256: |q| <= 8191; blocks of 32: |q| <= 32767), int8 is faster where arithmetic is the bound. */
+ * 256: |a| <= 8191; blocks of 32: |a| <= 32767). int8 is faster where arithmetic is the bound:
+ * a = q in blocks of 32; in blocks of 256 a = m * q, with a multiplier m of 1 to 63 for each 32
+ * (so |a| <= 63 * 127 = 8001): the precision of scales by 32, and still exact integers over a
+ * block. What is an integer of int8 is one of int16 too, so one definition serves both. */
 typedef enum rf_act { RF_ACT_F32, RF_ACT_INT16, RF_ACT_INT8, RF_ACT_COUNT } rf_act;
 
-/* One packed token:   q[k] | scale[k / block] f32 | sums[k / 16] i32, each part 64-aligned.
- * f32:                x[k padded with zeros to a multiple of 16]. */
+/* One packed token, each part 64-aligned:
+ *   int16   a[k] i16 | scale[k / block] f32 | sums of a [k / 16] i32
+ *   int8    q[k] i8  | scale[k / block] f32 | m[k / 32] i16 (block 256 only) | sums of a, the same
+ *   f32     x[k padded with zeros to a multiple of 16] */
 typedef struct rf_act_layout {
     rf_act act;
     uint32_t k;
     uint32_t block; /* 256 for the K formats, 32 for the others; 0 for f32 */
     uint64_t scale_offset;
+    uint64_t multiplier_offset; /* int8 in blocks of 256 */
     uint64_t sum_offset;
     uint64_t row_bytes; /* multiple of 64 */
 } rf_act_layout;
 
-/* Which activations a weight format takes when the option asks for `wanted`: F32 for float
- * weights, INT16 for quantised ones; INT8 has no kernels yet, so INT16 answers for it. */
+/* Which activations a weight format takes when the option asks for `wanted`, INT16 or INT8: F32 for
+ * float weights, `wanted` for quantised ones. */
 rf_act rf_act_for(rf_format weight, rf_act wanted);
 rf_act_layout rf_act_layout_of(rf_act act, rf_format weight, uint32_t k);
 /* Two layouts that are equal can share one packed input. */
 bool rf_act_layout_equal(const rf_act_layout *a, const rf_act_layout *b);
 
-/* scale = amax / limit per block, q = round to nearest even (x / scale, computed as x * (limit /
- * amax)). A block whose limit / amax overflows (amax below about 1e-34, zeros too) has scale 0 and
+/* scale = amax / limit per block, a = round to nearest even (x / scale, computed as x * (limit /
+ * amax)). int8 in blocks of 256: scale = amax / 8001; for each 32 with the largest |x| amax_j,
+ * m = ceil(amax_j * (63 / amax)) within 1 .. 63, q = round (x * ((8001 / amax) / m)). A block whose limit / amax overflows (amax below about 1e-34, zeros too) has scale 0 and
  * q 0; one that holds a NaN or an infinity has scale NaN and q 0, so that every row that reads it
  * gives NaN and the fault is seen at the logits. Same bits in every entry. */
 typedef void (*rf_pack_fn)(const rf_act_layout *layout, const float *x, void *packed);

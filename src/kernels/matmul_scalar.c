@@ -6,6 +6,22 @@
 
 #define TOKEN_TILE 8u /* tokens that share one unpacking of a row */
 
+/* The integers of block b of a packed token; in spare where they are not stored as such. */
+static const int16_t *block_codes(const uint8_t *act, const rf_act_layout *layout, uint32_t b,
+                                  int16_t spare[RF_BLOCK_MAX])
+{
+    const uint64_t at = (uint64_t)b * layout->block;
+    if (layout->act == RF_ACT_INT16) {
+        return rf_act_q16(act) + at;
+    }
+    for (uint32_t i = 0; i < layout->block; i++) {
+        const int multiplier =
+            layout->block == 256 ? rf_act_multipliers(act, layout)[(at + i) / 32] : 1;
+        spare[i] = (int16_t)(multiplier * rf_act_q8(act)[at + i]);
+    }
+    return spare;
+}
+
 /* Adds the folds of one unpacked block to the lanes of one token. */
 static void add_block(const rf_quant *quant, const rf_unpacked *block, const int16_t *q,
                       const int32_t *sums, float act_scale, uint32_t first_fold, float lanes[8])
@@ -46,7 +62,8 @@ void rf_matmul_quant_scalar(const rf_matmul *job, uint32_t first_row, uint32_t l
                 quant->unpack(weight, &block);
                 for (uint32_t t = 0; t < count; t++) {
                     const uint8_t *act = rf_matmul_act(job, first + t);
-                    add_block(quant, &block, rf_act_q16(act) + (uint64_t)b * quant->block,
+                    int16_t spare[RF_BLOCK_MAX];
+                    add_block(quant, &block, block_codes(act, &job->layout, b, spare),
                               rf_act_sums(act, &job->layout) + b * (quant->block / 16u),
                               rf_act_scales(act, &job->layout)[b], b * folds, lanes[t]);
                 }

@@ -110,13 +110,16 @@ void rf_kernels_scalar(rf_kernels *kernels)
     kernels->cpu = RF_CPU_SCALAR;
     kernels->pack[RF_ACT_F32] = rf_pack_f32_scalar;
     kernels->pack[RF_ACT_INT16] = rf_pack_int16_scalar;
+    kernels->pack[RF_ACT_INT8] = rf_pack_int8_scalar;
     for (size_t i = 0; i < RF_ARRAY_COUNT(floats); i++) {
         kernels->matmul[floats[i]][RF_ACT_F32] = rf_matmul_float_scalar;
         kernels->matmul_entry[floats[i]][RF_ACT_F32] = matmul;
     }
     for (uint32_t i = 0; i < RF_QUANT_COUNT; i++) {
-        kernels->matmul[rf_quants[i].format][RF_ACT_INT16] = rf_matmul_quant_scalar;
-        kernels->matmul_entry[rf_quants[i].format][RF_ACT_INT16] = matmul;
+        for (int act = RF_ACT_INT16; act <= RF_ACT_INT8; act++) {
+            kernels->matmul[rf_quants[i].format][act] = rf_matmul_quant_scalar;
+            kernels->matmul_entry[rf_quants[i].format][act] = matmul;
+        }
     }
     kernels->rms_norm = rf_rms_norm_scalar;
     kernels->rope = rf_rope_scalar;

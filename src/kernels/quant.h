@@ -7,8 +7,9 @@
  *
  *   weight[k] = scale * w[k] + min_scale * mins[k / 16]
  *
- * Folds: the number of k whose exact sum fits 31 bits in the worst case, |q| <= 32767 for blocks
- * of 32 and |q| <= 8191 for blocks of 256 (limits of the activations, kernels.h):
+ * Folds: the number of k whose exact sum fits 31 bits in the worst case, |a| <= 32767 for blocks
+ * of 32 and |a| <= 8191 for blocks of 256 (limits of int16 activations, kernels.h; those of int8
+ * are lower):
  *
  *   format      largest |w|               fold   largest |sum|
  *   q4_0        8                         32     8 * 32767 * 32       =     8,388,352
@@ -37,6 +38,9 @@
 #define RF_FLOAT_LANES   16u  /* kernels.h: lanes of a float sum */
 #define RF_ACT_LIMIT_32  32767.0f
 #define RF_ACT_LIMIT_256 8191.0f
+#define RF_ACT_LIMIT_8   127.0f  /* int8, blocks of 32 */
+#define RF_ACT_LIMIT_8K  8001.0f /* int8, blocks of 256: 63 * 127 */
+#define RF_ACT_MULTIPLES 63.0f
 
 typedef struct rf_unpacked { /* one block of one row */
     _Alignas(32) int16_t w[RF_BLOCK_MAX];
@@ -66,6 +70,14 @@ const rf_quant *rf_quant_of(rf_format format);
 static inline const int16_t *rf_act_q16(const uint8_t *row)
 {
     return (const int16_t *)(const void *)row;
+}
+static inline const int8_t *rf_act_q8(const uint8_t *row)
+{
+    return (const int8_t *)(const void *)row;
+}
+static inline const int16_t *rf_act_multipliers(const uint8_t *row, const rf_act_layout *layout)
+{
+    return (const int16_t *)(const void *)(row + layout->multiplier_offset);
 }
 static inline const float *rf_act_scales(const uint8_t *row, const rf_act_layout *layout)
 {

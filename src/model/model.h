@@ -124,7 +124,7 @@ typedef enum rf_buffer { /* regions "forward.<name>" */
                          RF_B_ITEMS,     /* the step's items, grouped by slot */
                          RF_B_ROPE,      /* [token][pairs][2] cos, sin */
                          RF_B_ROPE_SINK, /* at min(position, capacity - 1); only with sinks */
-                         RF_B_RESIDUAL, /* [token][width] */
+                         RF_B_RESIDUAL,  /* [token][width] */
                          RF_B_ATTN_IN,
                          RF_B_Q,
                          RF_B_Q_SINK,
@@ -175,14 +175,16 @@ typedef struct rf_recipe {
 const rf_recipe *rf_recipe_of(const char *architecture);
 const char *rf_recipe_names(void);
 
+#define RF_PHASES 2 /* rf_step_phase: prompt, generation */
+
 typedef struct rf_step_shape { /* what the buffers' sizes depend on, beside the model */
     uint32_t chunk;
     uint32_t logit_rows;
     uint32_t workers;
     uint32_t slots;
-    uint32_t sinks;    /* of a ring that may wrap: then their queries are turned apart */
-    uint64_t capacity; /* of a slot */
-    rf_act act;        /* wanted precision of activations */
+    uint32_t sinks;        /* of a ring that may wrap: then their queries are turned apart */
+    uint64_t capacity;     /* of a slot */
+    rf_act act[RF_PHASES]; /* wanted precision of activations, by the phase of a token */
 } rf_step_shape;
 
 /* Elements and unit bytes of one buffer, by the very function that plan and step use. */
@@ -217,7 +219,13 @@ typedef struct rf_step_token {
     uint64_t position;
     uint32_t token;
     uint32_t slot;
+    uint32_t phase;
 } rf_step_token;
+
+typedef struct rf_phase_rows { /* which rows of a batch are of one phase */
+    uint32_t *rows;
+    uint32_t count;
+} rf_phase_rows;
 
 typedef struct rf_step_run { /* consecutive positions of one slot */
     uint64_t first_position;
@@ -233,9 +241,13 @@ typedef struct rf_step_input { /* lies in RF_B_ITEMS */
     uint32_t logit_count;
     rf_step_token *tokens; /* grouped by slot */
     rf_step_run *runs;
-    uint32_t *logit_tokens; /* index into tokens, in the caller's order */
+    uint32_t *logit_tokens;                /* index into tokens, in the caller's order */
+    rf_phase_rows phases[RF_PHASES];       /* of tokens */
+    rf_phase_rows logit_phases[RF_PHASES]; /* of logit_tokens */
 } rf_step_input;
 
+/* Fills phases and logit_phases from the tokens. */
+void rf_step_input_sort(rf_step_input *input);
 /* Lays the arrays of input into RF_B_ITEMS. */
 void rf_step_input_init(rf_step_input *input, void *memory, const rf_step_shape *shape);
 

@@ -144,7 +144,8 @@ typedef struct widest { /* over all layers */
     uint64_t scratch_bytes, packed_bytes;
 } widest;
 
-static widest widest_of(const rf_config *config, const rf_weight *table, rf_act act)
+static widest widest_of(const rf_config *config, const rf_weight *table,
+                        const rf_act acts[RF_PHASES])
 {
     widest w = {0};
     for (uint32_t i = 0; i < config->layer_count; i++) {
@@ -162,9 +163,11 @@ static widest widest_of(const rf_config *config, const rf_weight *table, rf_act 
         const rf_weight *weight = &table[i];
         if (!weight->tensor || weight->rows == 1)
             continue;
-        rf_act_layout layout =
-            rf_act_layout_of(rf_act_for(weight->format, act), weight->format, weight->k);
-        w.packed_bytes = RF_MAX(w.packed_bytes, layout.row_bytes);
+        for (int phase = 0; phase < RF_PHASES; phase++) {
+            rf_act_layout layout = rf_act_layout_of(rf_act_for(weight->format, acts[phase]),
+                                                    weight->format, weight->k);
+            w.packed_bytes = RF_MAX(w.packed_bytes, layout.row_bytes);
+        }
         w.scratch_bytes = RF_MAX(w.scratch_bytes, rf_matmul_scratch_bytes(weight->k));
     }
     return w;
@@ -172,8 +175,10 @@ static widest widest_of(const rf_config *config, const rf_weight *table, rf_act 
 
 static uint64_t items_bytes(const rf_step_shape *shape)
 {
-    return (uint64_t)shape->chunk * (sizeof(rf_step_token) + sizeof(rf_step_run)) +
-           (uint64_t)shape->logit_rows * sizeof(uint32_t);
+    uint64_t lists = (1 + RF_PHASES) * sizeof(uint32_t);
+    return (uint64_t)shape->chunk *
+               (sizeof(rf_step_token) + sizeof(rf_step_run) + RF_PHASES * sizeof(uint32_t)) +
+           (uint64_t)shape->logit_rows * lists;
 }
 
 rf_buffer_extent rf_buffer_extent_of(const rf_config *config, const rf_weight *table,

@@ -161,10 +161,17 @@ static void matmul_tiles(void *context, uint32_t first, uint32_t last, uint32_t 
     }
 }
 
+typedef struct token_set { /* rows of a batch that go through a matmul together */
+    const uint32_t *rows;  /* NULL: 0 .. count - 1 */
+    uint32_t count;
+    rf_act act;
+} token_set;
+
 typedef struct pack_job {
     rf_pack_fn pack;
     rf_act_layout layout;
     const float *in;
+    const uint32_t *rows;
     uint8_t *packed;
 } pack_job;
 
@@ -172,25 +179,26 @@ static void pack_rows(void *context, uint32_t first, uint32_t last, uint32_t wor
 {
     const pack_job *job = context;
     (void)worker;
-    for (uint32_t t = first; t < last; t++) {
-        job->pack(&job->layout, job->in + (uint64_t)t * job->layout.k,
+    for (uint32_t i = first; i < last; i++) {
+        uint64_t t = job->rows ? job->rows[i] : i;
+        job->pack(&job->layout, job->in + t * job->layout.k,
                   job->packed + t * job->layout.row_bytes);
     }
 }
 
 /* The input in the form that the weights take: as it is when that is possible, else packed. */
 static const uint8_t *packed_input(rf_network *network, const rf_act_layout *layout,
-                                   const float *in, uint32_t tokens)
+                                   const float *in, const token_set *set)
 {
     if (layout->act == RF_ACT_F32 && layout->row_bytes == (uint64_t)layout->k * sizeof(float)) {
         return (const uint8_t *)in;
     }
-    pack_job job = {network->kernels->pack[layout->act], *layout, in,
+    pack_job job = {network->kernels->pack[layout->act], *layout, in, set->rows,
                     network->buffers[RF_B_PACKED]};
-    run_rows(network, tokens, layout->k * 4u, pack_rows, &job);
+    run_rows(network, set->count, layout->k * 4u, pack_rows, &job);
     if (layout->act != RF_ACT_F32) {
         rf_trace_emit(network->trace, RF_EVENT_ADAPTER, network->packed_row, (uint16_t)layout->act,
-                      layout->row_bytes * tokens, 0);
+                      layout->row_bytes * set->count, 0);
     }
     return job.packed;
 }
@@ -215,21 +223,22 @@ static void add_bias(const rf_weight *bias, float *out, uint64_t stride, uint32_
     }
 }
 
-static void matmul_op(rf_network *network, const rf_op *op, uint32_t layer, uint32_t tokens)
+static void matmul_set(rf_network *network, const rf_op *op, uint32_t layer, const token_set *set)
 {
+    const uint32_t tokens = set->count;
     const float *in = network->buffers[op->in];
     matmul_job job = {.network = network};
     rf_act_layout packed_as = {0};
     const uint8_t *act = NULL;
     for (int i = 0; i < RF_OP_OPERANDS && op->weight[i] != RF_W_NONE; i++) {
         const rf_weight *weight = rf_weight_at(network->weights, layer, op->weight[i]);
-        rf_act_layout layout = rf_act_layout_of(rf_act_for(weight->format, network->shape.act),
-                                                weight->format, weight->k);
+        rf_act_layout layout =
+            rf_act_layout_of(rf_act_for(weight->format, set->act), weight->format, weight->k);
         if (!act || !rf_act_layout_equal(&layout, &packed_as)) {
             if (job.part_count)
                 run_matmul(network, &job, tokens); /* before its input is packed over */
             job.part_count = 0;
-            act = packed_input(network, &layout, in, tokens);
+            act = packed_input(network, &layout, in, set);
             packed_as = layout;
         }
         uint32_t part = job.part_count++;
@@ -239,6 +248,7 @@ static void matmul_op(rf_network *network, const rf_op *op, uint32_t layer, uint
                                       .format = weight->format,
                                       .layout = layout,
                                       .act = act,
+                                      .tokens = set->rows,
                                       .token_count = tokens,
                                       .out = network->buffers[op->out[i]],
                                       .out_stride = weight->rows,
@@ -248,6 +258,22 @@ static void matmul_op(rf_network *network, const rf_op *op, uint32_t layer, uint
             job.first_tile[part] + (weight->rows + RF_MATMUL_TILE_ROWS - 1) / RF_MATMUL_TILE_ROWS;
     }
     run_matmul(network, &job, tokens);
+}
+
+/* Tokens of both phases, when they differ in precision, go one phase after the other. */
+static void matmul_op(rf_network *network, const rf_op *op, uint32_t layer, uint32_t tokens,
+                      const rf_phase_rows phases[RF_PHASES])
+{
+    const rf_act *acts = network->shape.act;
+    bool mixed = phases[0].count > 0 && phases[1].count > 0 && acts[0] != acts[1];
+    for (int phase = 0; mixed && phase < RF_PHASES; phase++) {
+        token_set set = {phases[phase].rows, phases[phase].count, acts[phase]};
+        matmul_set(network, op, layer, &set);
+    }
+    if (!mixed) {
+        token_set set = {NULL, tokens, acts[phases[0].count > 0 ? 0 : 1]};
+        matmul_set(network, op, layer, &set);
+    }
     for (int i = 0; i < RF_OP_OPERANDS && op->bias[i] != RF_W_NONE; i++) {
         const rf_weight *weight = rf_weight_at(network->weights, layer, op->weight[i]);
         add_bias(rf_weight_at(network->weights, layer, op->bias[i]), network->buffers[op->out[i]],
@@ -404,11 +430,11 @@ static rf_status run_op(rf_network *network, rf_step_input *input, const rf_op *
         break;
     case RF_OP_MATMUL:
     case RF_OP_MATMUL_ADD:
-        matmul_op(network, op, layer, tokens);
+        matmul_op(network, op, layer, tokens, input->phases);
         break;
     case RF_OP_HEAD:
         if (input->logit_count)
-            matmul_op(network, op, layer, input->logit_count);
+            matmul_op(network, op, layer, input->logit_count, input->logit_phases);
         return check_logits(network, input->logit_count, err);
     case RF_OP_ROPE:
         if (network->sums)
@@ -487,4 +513,24 @@ void rf_step_input_init(rf_step_input *input, void *memory, const rf_step_shape 
     input->tokens = memory;
     input->runs = (rf_step_run *)(input->tokens + shape->chunk);
     input->logit_tokens = (uint32_t *)(input->runs + shape->chunk);
+    uint32_t *lists = input->logit_tokens + shape->logit_rows;
+    for (int phase = 0; phase < RF_PHASES; phase++) {
+        input->phases[phase].rows = lists;
+        input->logit_phases[phase].rows = lists + shape->chunk;
+        lists += shape->chunk + shape->logit_rows;
+    }
+}
+
+void rf_step_input_sort(rf_step_input *input)
+{
+    for (int phase = 0; phase < RF_PHASES; phase++)
+        input->phases[phase].count = input->logit_phases[phase].count = 0;
+    for (uint32_t t = 0; t < input->token_count; t++) {
+        rf_phase_rows *rows = &input->phases[input->tokens[t].phase];
+        rows->rows[rows->count++] = t;
+    }
+    for (uint32_t i = 0; i < input->logit_count; i++) {
+        rf_phase_rows *rows = &input->logit_phases[input->tokens[input->logit_tokens[i]].phase];
+        rows->rows[rows->count++] = i;
+    }
 }

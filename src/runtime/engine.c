@@ -326,7 +326,10 @@ static rf_status gather_slot(rf_model *model, const rf_step_item *items, uint32_
             return bad_item(err, "the slot is full: positions", i, model->plan->info.ctx, next + 1);
         }
         input->tokens[input->token_count++] =
-            (rf_step_token){.position = next++, .token = items[i].token, .slot = slot};
+            (rf_step_token){.position = next++,
+                            .token = items[i].token,
+                            .slot = slot,
+                            .phase = items[i].phase == RF_STEP_GENERATION};
         run->count++;
     }
     input->run_count++;
@@ -377,6 +380,7 @@ static rf_status gather(rf_model *model, const rf_step_item *items, uint32_t cou
         }
         input->logit_tokens[input->logit_count++] = row_of(input, &items[i]);
     }
+    rf_step_input_sort(input);
     return RF_OK;
 }
 

@@ -90,6 +90,15 @@ typedef struct bench {
     float *out;
 } bench;
 
+/* The precision that a test runs with: every test of a matmul goes over both. */
+static rf_act wanted = RF_ACT_INT16;
+static rf_act int16 = RF_ACT_INT16, int8 = RF_ACT_INT8;
+
+static void take_act(void **state)
+{
+    wanted = *(rf_act *)*state;
+}
+
 static bench make_bench(rf_format format, uint32_t k, uint32_t rows, uint32_t tokens, pattern kind,
                         uint32_t shift)
 {
@@ -100,7 +109,7 @@ static bench make_bench(rf_format format, uint32_t k, uint32_t rows, uint32_t to
     b.allocation = malloc(b.row_bytes * rows + shift);
     b.weight = b.allocation + shift;
     fill_weights(format, b.weight, b.row_bytes * rows, kind, format * 1000u + k);
-    const rf_act act = rf_act_for(format, RF_ACT_INT16);
+    const rf_act act = rf_act_for(format, wanted);
     b.layout = rf_act_layout_of(act, format, k);
     b.x = malloc(sizeof(float) * k * tokens);
     b.act = aligned_alloc(64, b.layout.row_bytes * tokens);
@@ -153,11 +162,19 @@ static uint32_t k_unit(rf_format format)
     return rf_format_info_of(format)->block_elements;
 }
 
+/* Steps from zero to the block's largest value; at least, for multipliers only refine it. */
+static double limit_of(const rf_act_layout *layout)
+{
+    if (layout->act == RF_ACT_INT8)
+        return 127.0;
+    return layout->block == 32 ? 32767.0 : 8191.0;
+}
+
 /* |error| <= sum of |w| * half a step of the activation, and 2^-19 of the largest terms for the
  * sums in float (at most some 20 roundings a lane). */
 static void the_scalar_matmul_is_as_exact_as_its_activations(void **state)
 {
-    (void)state;
+    take_act(state);
     rf_kernels kernels;
     rf_kernels_scalar(&kernels);
     for (size_t f = 0; f < RF_ARRAY_COUNT(formats); f++) {
@@ -180,7 +197,7 @@ static void the_scalar_matmul_is_as_exact_as_its_activations(void **state)
                         amax = fmax(amax, fabs((double)x[j]));
                     }
                     exact += (double)w[i] * x[i];
-                    bound += fabs(w[i]) * amax / (block == 32 ? 32767.0 : 8191.0) * 0.506;
+                    bound += fabs(w[i]) * amax / limit_of(&b.layout) * 0.506;
                     largest = fmax(largest, fabs((double)w[i]));
                     sum += fabs((double)x[i]);
                 }
@@ -223,7 +240,7 @@ static void check_token_counts(const rf_kernels *kernels)
 
 static void every_set_gives_the_scalar_bits_for_1_to_70_tokens(void **state)
 {
-    (void)state;
+    take_act(state);
     for_each_set(check_token_counts);
 }
 
@@ -252,7 +269,7 @@ static void check_row_ranges(const rf_kernels *kernels)
 
 static void pieces_of_any_number_of_rows_give_the_same_bits(void **state)
 {
-    (void)state;
+    take_act(state);
     for_each_set(check_row_ranges);
 }
 
@@ -283,7 +300,7 @@ static void check_token_lists(const rf_kernels *kernels)
 
 static void listed_tokens_are_added_to_and_others_left_alone(void **state)
 {
-    (void)state;
+    take_act(state);
     for_each_set(check_token_lists);
 }
 
@@ -318,7 +335,7 @@ static void check_extremes(const rf_kernels *kernels)
 
 static void sums_at_the_largest_codes_and_activations_do_not_overflow(void **state)
 {
-    (void)state;
+    take_act(state);
     rf_kernels scalar;
     rf_kernels_scalar(&scalar);
     check_extremes(&scalar);
@@ -334,7 +351,7 @@ static void check_packing(const rf_kernels *kernels)
     const rf_format weights[] = {RF_Q8_0, RF_Q4_K};
     for (size_t f = 0; f < 2; f++) {
         const uint32_t k = 1024;
-        const rf_act_layout layout = rf_act_layout_of(RF_ACT_INT16, weights[f], k);
+        const rf_act_layout layout = rf_act_layout_of(wanted, weights[f], k);
         float *x = malloc(sizeof(float) * k);
         uint8_t *a = aligned_alloc(64, layout.row_bytes), *b = aligned_alloc(64, layout.row_bytes);
         uint64_t seed = 11;
@@ -352,8 +369,8 @@ static void check_packing(const rf_kernels *kernels)
             }
             memset(a, 0, layout.row_bytes);
             memset(b, 0, layout.row_bytes);
-            scalar.pack[RF_ACT_INT16](&layout, x, a);
-            kernels->pack[RF_ACT_INT16](&layout, x, b);
+            scalar.pack[wanted](&layout, x, a);
+            kernels->pack[wanted](&layout, x, b);
             assert_memory_equal(a, b, layout.row_bytes);
         }
         free(x);
@@ -378,7 +395,7 @@ static void check_packing(const rf_kernels *kernels)
 
 static void every_set_packs_the_scalar_bits(void **state)
 {
-    (void)state;
+    take_act(state);
     rf_kernels scalar;
     rf_kernels_scalar(&scalar);
     check_packing(&scalar);
@@ -416,9 +433,45 @@ static void a_packed_value_is_within_half_a_step_and_its_sums_are_exact(void **s
     }
 }
 
-static void a_non_finite_input_reaches_the_output(void **state)
+/* The step of 32 values: never coarser than a scale of their own by more than one part in m. */
+static void int8_in_blocks_of_256_has_a_step_for_each_32(void **state)
 {
     (void)state;
+    rf_kernels kernels;
+    rf_kernels_scalar(&kernels);
+    const rf_act_layout layout = rf_act_layout_of(RF_ACT_INT8, RF_Q4_K, 512);
+    float x[512];
+    uint8_t *packed = aligned_alloc(64, layout.row_bytes);
+    fill_uniform(x, 512, 5, -1, 1);
+    for (uint32_t i = 0; i < 512; i++)
+        x[i] *= ldexpf(1.0f, (int)(i / 32 % 8)); /* each 32 twice as large as the one before */
+    kernels.pack[RF_ACT_INT8](&layout, x, packed);
+    for (uint32_t part = 0; part < 16; part++) {
+        const double scale = rf_act_scales(packed, &layout)[part / 8];
+        const int m = rf_act_multipliers(packed, &layout)[part];
+        double amax = 0;
+        for (uint32_t i = 0; i < 32; i++)
+            amax = fmax(amax, fabs((double)x[32 * part + i]));
+        assert_in_range(m, 1, 63);
+        assert_true(m * scale * 127 >= amax * 0.99999);
+        assert_true(m == 1 || (m - 1) * scale * 127 < amax * 1.00001);
+        assert_true(part % 8 != 7 || m == 63);
+        for (uint32_t half = 0; half < 2; half++) {
+            int sum = 0;
+            for (uint32_t i = 32 * part + 16 * half; i < 32 * part + 16 * half + 16; i++) {
+                const int q = rf_act_q8(packed)[i];
+                assert_true(abs(q) <= 127 && fabs(q * m * scale - x[i]) <= 0.5001 * m * scale);
+                sum += m * q;
+            }
+            assert_int_equal(sum, rf_act_sums(packed, &layout)[2 * part + half]);
+        }
+    }
+    free(packed);
+}
+
+static void a_non_finite_input_reaches_the_output(void **state)
+{
+    take_act(state);
     for (size_t f = 0; f < RF_ARRAY_COUNT(formats); f++) {
         for (int kind = 0; kind < 4; kind++) {
             rf_kernels kernels;
@@ -464,14 +517,23 @@ static void a_mask_is_parsed_and_only_takes_sets_away(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_scalar_matmul_is_as_exact_as_its_activations),
-        cmocka_unit_test(every_set_gives_the_scalar_bits_for_1_to_70_tokens),
-        cmocka_unit_test(pieces_of_any_number_of_rows_give_the_same_bits),
-        cmocka_unit_test(listed_tokens_are_added_to_and_others_left_alone),
-        cmocka_unit_test(sums_at_the_largest_codes_and_activations_do_not_overflow),
-        cmocka_unit_test(every_set_packs_the_scalar_bits),
+        cmocka_unit_test_prestate(the_scalar_matmul_is_as_exact_as_its_activations, &int16),
+        cmocka_unit_test_prestate(the_scalar_matmul_is_as_exact_as_its_activations, &int8),
+        cmocka_unit_test_prestate(every_set_gives_the_scalar_bits_for_1_to_70_tokens, &int16),
+        cmocka_unit_test_prestate(every_set_gives_the_scalar_bits_for_1_to_70_tokens, &int8),
+        cmocka_unit_test_prestate(pieces_of_any_number_of_rows_give_the_same_bits, &int16),
+        cmocka_unit_test_prestate(pieces_of_any_number_of_rows_give_the_same_bits, &int8),
+        cmocka_unit_test_prestate(listed_tokens_are_added_to_and_others_left_alone, &int16),
+        cmocka_unit_test_prestate(listed_tokens_are_added_to_and_others_left_alone, &int8),
+        cmocka_unit_test_prestate(sums_at_the_largest_codes_and_activations_do_not_overflow,
+                                  &int16),
+        cmocka_unit_test_prestate(sums_at_the_largest_codes_and_activations_do_not_overflow, &int8),
+        cmocka_unit_test_prestate(every_set_packs_the_scalar_bits, &int16),
+        cmocka_unit_test_prestate(every_set_packs_the_scalar_bits, &int8),
         cmocka_unit_test(a_packed_value_is_within_half_a_step_and_its_sums_are_exact),
-        cmocka_unit_test(a_non_finite_input_reaches_the_output),
+        cmocka_unit_test(int8_in_blocks_of_256_has_a_step_for_each_32),
+        cmocka_unit_test_prestate(a_non_finite_input_reaches_the_output, &int16),
+        cmocka_unit_test_prestate(a_non_finite_input_reaches_the_output, &int8),
         cmocka_unit_test(a_mask_is_parsed_and_only_takes_sets_away),
     };
     return cmocka_run_group_tests_name("kernels", tests, NULL, NULL);

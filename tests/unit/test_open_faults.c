@@ -159,7 +159,7 @@ static rf_status open_model(rf_error *err)
     if (status == RF_OK)
         status = rf_model_open(plan, NULL, NULL, &model, err);
     if (status == RF_OK) {
-        rf_step_item items[] = {{0, 1, 0, false}, {0, 5, 1, true}};
+        rf_step_item items[] = {{0, 1, 0, false, RF_STEP_PROMPT}, {0, 5, 1, true, RF_STEP_PROMPT}};
         status = rf_step(model, items, 2, err);
         assert_non_null(rf_logits(model, 0));
     } else {

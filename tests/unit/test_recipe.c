@@ -93,7 +93,7 @@ static void fill_sample(sample *s, uint64_t seed)
                                .slots = 1 + (uint32_t)random_below(&seed, 8),
                                .sinks = seed % 2 ? 4 : 0,
                                .capacity = 1000,
-                               .act = RF_ACT_INT16};
+                               .act = {RF_ACT_INT16, RF_ACT_INT16}};
     set_weight(s, 0, RF_W_OUTPUT, random_format(&seed), s->config.vocab_count, s->config.width);
     for (uint32_t i = 0; i < s->config.layer_count; i++)
         fill_layer(s, i, &seed);

@@ -90,7 +90,7 @@ static void feed(session *s, uint32_t slot, uint32_t seed, uint64_t from, uint64
     for (uint64_t at = from; at < to;) {
         uint32_t count = (uint32_t)RF_MIN((uint64_t)chunk, to - at);
         for (uint32_t i = 0; i < count; i++)
-            items[i] = (rf_step_item){slot, token_at(seed, at + i), at + i, true};
+            items[i] = (rf_step_item){slot, token_at(seed, at + i), at + i, true, RF_STEP_PROMPT};
         must(rf_step(s->model, items, count, &err), &err);
         for (uint32_t i = 0; i < count; i++)
             memcpy(out + (at + i) * VOCAB, rf_logits(s->model, i), VOCAB * sizeof *out);
@@ -278,7 +278,9 @@ static void a_wrong_step_is_refused_and_the_slots_are_as_they_were(void **state)
     rf_options options = options_of(16, 6, 2, 1);
     options.logit_rows = 2;
     session s = open_session(&options);
-    rf_step_item first[] = {{0, 1, 0, false}, {1, 1, 0, false}, {0, 5, 1, true}};
+    rf_step_item first[] = {{0, 1, 0, false, RF_STEP_PROMPT},
+                            {1, 1, 0, false, RF_STEP_PROMPT},
+                            {0, 5, 1, true, RF_STEP_PROMPT}};
     rf_error err = {0};
     must(rf_step(s.model, first, 3, &err), &err);
     assert_non_null(rf_logits(s.model, 0));
@@ -289,17 +291,19 @@ static void a_wrong_step_is_refused_and_the_slots_are_as_they_were(void **state)
         rf_step_item items[7];
     } cases[] = {
         {"step.items[0]", 0, {{0}}},
-        {"step.items[0]", 7, {{0, 1, 2, 0}, {0, 1, 3, 0}, {0, 1, 4, 0}, {0, 1, 5, 0}}},
-        {"step.items[0]", 1, {{2, 1, 0, 0}}}, /* slot */
-        {"step.items[1]", 2, {{0, 1, 2, 0}, {UINT32_MAX, 1, 0, 0}}},
-        {"step.items[0]", 1, {{0, VOCAB, 2, 0}}}, /* token */
-        {"step.items[1]", 2, {{0, 1, 2, 0}, {0, UINT32_MAX, 3, 0}}},
-        {"step.items[0]", 1, {{0, 1, 1, 0}}}, /* position */
-        {"step.items[0]", 1, {{0, 1, 3, 0}}},
-        {"step.items[2]", 3, {{0, 1, 2, 0}, {1, 1, 1, 0}, {0, 1, 2, 0}}},
-        {"step.items[1]", 2, {{0, 1, 3, 0}, {0, 1, 2, 0}}},
-        {"step.items[0]", 1, {{1, 1, UINT64_MAX, 0}}},
-        {"step.items[2]", 3, {{0, 1, 2, 1}, {1, 1, 1, 1}, {0, 1, 3, 1}}}, /* too many logits */
+        {"step.items[0]", 7, {{0, 1, 2, 0, 0}, {0, 1, 3, 0, 0}, {0, 1, 4, 0, 0}, {0, 1, 5, 0, 0}}},
+        {"step.items[0]", 1, {{2, 1, 0, 0, 0}}}, /* slot */
+        {"step.items[1]", 2, {{0, 1, 2, 0, 0}, {UINT32_MAX, 1, 0, 0, 0}}},
+        {"step.items[0]", 1, {{0, VOCAB, 2, 0, 0}}}, /* token */
+        {"step.items[1]", 2, {{0, 1, 2, 0, 0}, {0, UINT32_MAX, 3, 0, 0}}},
+        {"step.items[0]", 1, {{0, 1, 1, 0, 0}}}, /* position */
+        {"step.items[0]", 1, {{0, 1, 3, 0, 0}}},
+        {"step.items[2]", 3, {{0, 1, 2, 0, 0}, {1, 1, 1, 0, 0}, {0, 1, 2, 0, 0}}},
+        {"step.items[1]", 2, {{0, 1, 3, 0, 0}, {0, 1, 2, 0, 0}}},
+        {"step.items[0]", 1, {{1, 1, UINT64_MAX, 0, 0}}},
+        {"step.items[2]",
+         3,
+         {{0, 1, 2, 1, 0}, {1, 1, 1, 1, 0}, {0, 1, 3, 1, 0}}}, /* too many logits */
     };
     for (size_t i = 0; i < RF_ARRAY_COUNT(cases); i++) {
         memset(&err, 0, sizeof err);
@@ -323,7 +327,7 @@ static void a_full_slot_is_refused_and_the_others_go_on(void **state)
     rf_error err = {0};
     float *out = new_logits(8);
     feed(&s, 0, 1, 0, 8, 8, out);
-    rf_step_item both[] = {{1, 1, 0, false}, {0, 1, 8, true}};
+    rf_step_item both[] = {{1, 1, 0, false, RF_STEP_PROMPT}, {0, 1, 8, true, RF_STEP_PROMPT}};
     assert_int_equal(rf_step(s.model, both, 2, &err), RF_ERR_USAGE);
     assert_string_equal(err.where, "step.items[1]");
     assert_non_null(strstr(err.what, "full"));
@@ -394,8 +398,8 @@ static void slots_in_one_batch_give_the_bits_that_they_give_alone(void **state)
             for (uint32_t slot = 0; slot < 3; slot++) {
                 if (lengths[slot] == LENGTH || (slot < 2 && (round + step) % (slot + 2) == 0))
                     continue;
-                items[count++] =
-                    (rf_step_item){slot, token_at(slot + 1, lengths[slot]), lengths[slot], true};
+                items[count++] = (rf_step_item){slot, token_at(slot + 1, lengths[slot]),
+                                                lengths[slot], true, RF_STEP_PROMPT};
                 lengths[slot]++;
             }
         }
@@ -423,7 +427,7 @@ static void logits_are_given_for_those_that_want_them_in_their_order(void **stat
     rf_step_item items[32];
     rf_error err = {0};
     for (uint32_t i = 0; i < 32; i++)
-        items[i] = (rf_step_item){0, token_at(1, i), i, i % 5 == 3};
+        items[i] = (rf_step_item){0, token_at(1, i), i, i % 5 == 3, RF_STEP_PROMPT};
     must(rf_step(s.model, items, 32, &err), &err);
     for (uint32_t i = 0; i < 6; i++) {
         memcpy(got, rf_logits(s.model, i), VOCAB * sizeof *got);
@@ -513,7 +517,8 @@ static void a_cancel_before_a_step_ends_that_step_and_no_other(void **state)
     rf_error err = {0};
     float *expected = feed_alone(1, "f16"), *got = new_logits(LENGTH);
     feed(&s, 0, 1, 0, 20, 16, got);
-    rf_step_item items[] = {{0, token_at(1, 20), 20, true}, {1, 1, 0, true}};
+    rf_step_item items[] = {{0, token_at(1, 20), 20, true, RF_STEP_PROMPT},
+                            {1, 1, 0, true, RF_STEP_PROMPT}};
     rf_model_cancel(s.model);
     assert_int_equal(rf_step(s.model, items, 2, &err), RF_ERR_INTERRUPTED);
     assert_int_equal(rf_slot_length(s.model, 0), 20);
@@ -583,7 +588,9 @@ static void a_value_that_is_not_finite_leaves_every_slot_as_it_was(void **state)
     float *expected = feed_alone(1, "f16"), *got = new_logits(LENGTH);
     feed(&s, 0, 1, 0, 20, 16, got);
     /* Slot 0 is appended to before slot 1 is found out. */
-    rf_step_item items[] = {{0, 5, 20, true}, {1, 1, 0, false}, {1, 2, 1, true}};
+    rf_step_item items[] = {{0, 5, 20, true, RF_STEP_PROMPT},
+                            {1, 1, 0, false, RF_STEP_PROMPT},
+                            {1, 2, 1, true, RF_STEP_PROMPT}};
     assert_int_equal(rf_step(s.model, items, 3, &err), RF_ERR_RUNTIME);
     assert_string_equal(err.where, "kv.layers[0].k");
     assert_int_equal(rf_slot_length(s.model, 0), 20);

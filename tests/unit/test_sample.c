@@ -397,7 +397,7 @@ static void a_model_samples_each_slot_with_its_own_state(void **state)
     assert_int_equal(rf_sampler_start(model, 2, &sampling, &err), RF_ERR_USAGE);
     assert_int_equal(rf_sampler_start(model, 0, &sampling, &err), RF_OK);
     assert_int_equal(rf_sampler_start(model, 1, &sampling, &err), RF_OK);
-    rf_step_item items[] = {{0, 1, 0, true}, {1, 1, 0, true}};
+    rf_step_item items[] = {{0, 1, 0, true, RF_STEP_PROMPT}, {1, 1, 0, true, RF_STEP_PROMPT}};
     assert_int_equal(rf_step(model, items, 2, &err), RF_OK);
     for (int i = 0; i < 20; i++) { /* in turns, and yet each as if alone */
         for (uint32_t slot = 0; slot < 2; slot++)

@@ -150,7 +150,7 @@ static void proceed(session *s, uint32_t slot, uint64_t to, writing *w)
 {
     rf_error err = {0};
     while (w->count < to) {
-        rf_step_item item = {slot, w->pending, w->count, true};
+        rf_step_item item = {slot, w->pending, w->count, true, RF_STEP_PROMPT};
         must(rf_step(s->model, &item, 1, &err), &err);
         w->tokens[w->count++] = w->pending;
         pick_next(s, slot, w);
@@ -532,7 +532,7 @@ static void a_file_that_lies_does_no_harm(void **state)
         write_blob(SLOT_PATH, &copy);
         if (restore(&at.s, 0, SLOT_PATH, &w, NULL) == RF_OK) {
             uint32_t token = w.pending == UINT32_MAX ? 5 : w.pending;
-            rf_step_item item = {0, token, rf_slot_length(at.s.model, 0), true};
+            rf_step_item item = {0, token, rf_slot_length(at.s.model, 0), true, RF_STEP_PROMPT};
             if (rf_step(at.s.model, &item, 1, NULL) == RF_OK)
                 assert_int_equal(rf_sample(at.s.model, 0, 0, &token, NULL), RF_OK);
             rf_text_stream_push(&w.stream, token, w.text, sizeof w.text);
