@@ -193,9 +193,9 @@ typedef struct rf_step_item {
  * RF_ERR_USAGE (token, slot, position, full slot, too many logits), RF_ERR_RUNTIME (non-finite
  * values, naming the op), RF_ERR_INTERRUPTED. */
 RF_API rf_status rf_step(rf_model *model, const rf_step_item *items, uint32_t count, rf_error *err);
-/* Runs tokens[count] of a slot, a prompt, through steps of at most chunk items, the last one with logits when
- * last_logits. All tokens that were committed before an error stay (see rf_slot_length). progress
- * gets tokens. */
+/* Runs tokens[count] of a slot, a prompt, through steps of at most chunk items, the last one with
+ * logits when last_logits. All tokens that were committed before an error stay (see
+ * rf_slot_length). progress gets tokens. */
 RF_API rf_status rf_prefill(rf_model *model, uint32_t slot, const uint32_t *tokens, uint64_t count,
                             bool last_logits, rf_progress_fn progress, void *context,
                             rf_error *err);

@@ -69,10 +69,11 @@ rf_act_layout rf_act_layout_of(rf_act act, rf_format weight, uint32_t k);
 bool rf_act_layout_equal(const rf_act_layout *a, const rf_act_layout *b);
 
 /* scale = amax / limit per block, a = round to nearest even (x / scale, computed as x * (limit /
- * amax)). int8 in blocks of 256: scale = amax / 8001; for each 32 with the largest |x| amax_j,
- * m = ceil(amax_j * (63 / amax)) within 1 .. 63, q = round (x * ((8001 / amax) / m)). A block whose limit / amax overflows (amax below about 1e-34, zeros too) has scale 0 and
- * q 0; one that holds a NaN or an infinity has scale NaN and q 0, so that every row that reads it
- * gives NaN and the fault is seen at the logits. Same bits in every entry. */
+ * amax)). int8 in blocks of 256: limit 63 * 127; for each 32, whose largest |x| is amax_j,
+ * m = ceil(amax_j * (63 / amax)) within 1 .. 63 and q = round(x * ((limit / amax) / m)).
+ * A block whose limit / amax overflows (amax below about 1e-34, zeros too) has scale 0 and codes 0
+ * (m 1); one that holds a NaN or an infinity has scale NaN and codes 0, so that every row that
+ * reads it gives NaN and the fault is seen at the logits. Same bits in every entry. */
 typedef void (*rf_pack_fn)(const rf_act_layout *layout, const float *x, void *packed);
 
 /* ---- matmul ------------------------------------------------------------------------------ */
