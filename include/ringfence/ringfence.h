@@ -94,6 +94,8 @@ typedef struct rf_options {
                               explicit one above ctx is refused */
     uint32_t threads;     /* 0: what the process may use */
     uint32_t logit_rows;  /* most items of a step that may ask for logits; >= 1 */
+    uint32_t draft;       /* most tokens that rf_draft_propose gives; 0: no drafts. Raises
+                              logit_rows to draft + 1; chunk must have as many */
     uint64_t text_bytes;  /* longest text that will be tokenised */
     const char *kv_k;     /* format names; NULL: f16 */
     const char *kv_v;
@@ -352,6 +354,21 @@ RF_API void rf_sampler_accept(rf_model *model, uint32_t slot, uint32_t token);
  * row is left as it is. RF_ERR_RUNTIME when no logit is finite. */
 RF_API rf_status rf_sample(rf_model *model, uint32_t slot, uint32_t logit_index, uint32_t *token,
                            rf_error *err);
+
+/* ---- drafts ------------------------------------------------------------------------------ */
+
+/* Speculation without a second model: a draft is what followed when the last tokens stood in the
+ * text before. The caller steps {last token, draft...} as one batch of phase GENERATION with logits
+ * for each, samples the rows in order for as long as what it samples is what was drafted, and
+ * truncates the slot behind that: the text is the same to the bit. Without options.draft these do
+ * nothing. rf_draft_start forgets a slot's text. */
+RF_API void rf_draft_start(rf_model *model, uint32_t slot);
+/* Tokens that the slot's text has got, of a prompt or sampled, in their order. */
+RF_API void rf_draft_note(rf_model *model, uint32_t slot, const uint32_t *tokens, uint64_t count);
+/* Fills at most `most` tokens that may follow; returns how many (often 0). Once for each step. */
+RF_API uint32_t rf_draft_propose(rf_model *model, uint32_t slot, uint32_t *tokens, uint32_t most);
+/* How a draft did: the longer drafts are right, the longer they get, and the other way round. */
+RF_API void rf_draft_judge(rf_model *model, uint32_t slot, uint32_t proposed, uint32_t accepted);
 
 /* ---- kernels ----------------------------------------------------------------------------- */
 

@@ -39,7 +39,8 @@ typedef enum cli_command_index {
         CLI_COMMAND_COUNT
 } cli_command_index;
 
-#define CLI_LIST_MAX 32u
+#define CLI_LIST_MAX  32u
+#define CLI_DRAFT_MAX 64u /* drafted tokens of one step */
 
 typedef struct cli_list { /* "512,1024": numbers of one option */
     uint32_t count;
@@ -84,6 +85,7 @@ typedef struct cli_args { /* every string is borrowed from argv or the environme
     uint64_t seed;
     bool no_bos, no_special, quiet, json, help, pieces, kl_own;
     uint32_t cpu_mask;
+    int64_t draft;
     uint32_t act[2]; /* bits by phase: prompt, generation; 0: the command's own */
     uint64_t mem_limit;
     const char *profile;
@@ -285,8 +287,9 @@ typedef struct cli_generation {
     cli_stop stop;
     uint64_t tokens;
     uint64_t elapsed_ns;
-    uint32_t last; /* the last token that was picked, end tokens included */
-    bool pending;  /* it has not become part of the sequence */
+    uint32_t last;              /* the last token that was picked, end tokens included */
+    bool pending;               /* it has not become part of the sequence */
+    uint64_t drafted, accepted; /* tokens that were proposed, and those that were right */
 } cli_generation;
 
 rf_sampling cli_sampling(const cli_args *args);

@@ -23,6 +23,7 @@ typedef struct chat_state {
 static void chat_clear(chat_state *chat)
 {
     (void)rf_slot_truncate(chat->model.model, 0, 0, NULL);
+    rf_draft_start(chat->model.model, 0);
     chat->fresh = true;
     chat->open_turn = false;
 }
@@ -62,6 +63,7 @@ static rf_status answer_tokens(chat_state *chat, const uint32_t *ids, uint64_t c
     if (status)
         return status;
     uint64_t prompt_ns = rf_os_clock_ns() - start;
+    rf_draft_note(model->model, 0, ids, count);
     chat->fresh = false;
     chat->open_turn = true;
     rf_text_stream stream;

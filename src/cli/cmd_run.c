@@ -156,6 +156,8 @@ static void print_json(const run_job *job)
                    RF_MIN(generation->text.size, 65536));
     rf_json_u64(writer, "prompt_tokens", job->prompt_count);
     rf_json_u64(writer, "tokens", generation->tokens);
+    rf_json_u64(writer, "drafted_tokens", generation->drafted);
+    rf_json_u64(writer, "accepted_tokens", generation->accepted);
     rf_json_text(writer, "stop", cli_stop_name(generation->stop));
     json_u64_or_null(writer, "seed", job->seed);
     rf_json_f64(writer, "prompt_s", (double)job->prompt_ns / 1e9);
@@ -192,6 +194,7 @@ static rf_status prepare(const cli_args *args, run_job *job, rf_error *err)
         status = start_stream(job, err);
     if (status)
         return status;
+    rf_draft_note(job->model.model, 0, job->ids.ids, job->ids.count);
     uint64_t told = RF_MIN(job->prompt_count, RF_REPEAT_WINDOW_MAX);
     for (uint64_t i = job->ids.count - told; i < job->ids.count; i++)
         rf_sampler_accept(job->model.model, 0, job->ids.ids[i]);

@@ -69,11 +69,16 @@ static const char *speed(char *text, size_t capacity, uint64_t count, uint64_t e
 void cli_speed_summary(uint64_t prompt_count, uint64_t prompt_ns, const cli_generation *generation)
 {
     char prompt[32], generated[32];
-    cli_note("prompt: %llu token%s, %s; generation: %llu token%s, %s",
+    char drafts[64] = "";
+    if (generation->drafted)
+        rf_print(drafts, sizeof drafts, "; drafts: %llu of %llu right",
+                 (unsigned long long)generation->accepted, (unsigned long long)generation->drafted);
+    cli_note("prompt: %llu token%s, %s; generation: %llu token%s, %s%s",
              (unsigned long long)prompt_count, prompt_count == 1 ? "" : "s",
              speed(prompt, sizeof prompt, prompt_count, prompt_ns),
              (unsigned long long)generation->tokens, generation->tokens == 1 ? "" : "s",
-             speed(generated, sizeof generated, generation->tokens, generation->elapsed_ns));
+             speed(generated, sizeof generated, generation->tokens, generation->elapsed_ns),
+             drafts);
 }
 
 static rf_status give_text(cli_generation *generation, const char *text, uint64_t bytes,
@@ -111,34 +116,91 @@ rf_status cli_ids_add(cli_ids *list, const uint32_t *ids, uint64_t count, rf_err
     return RF_OK;
 }
 
-/* Makes the token that was picked part of the sequence. */
-static rf_status step_last(cli_model *model, cli_generation *generation, rf_error *err)
+/* The last step: the token that was picked at position base, and count drafted ones behind it. Row
+ * r of its logits follows the r-th of them; those before row have been found right. */
+typedef struct last_step {
+    uint64_t base;
+    uint32_t tokens[CLI_DRAFT_MAX];
+    uint32_t count, row;
+} last_step;
+
+static rf_status belongs_now(cli_generation *generation, rf_error *err)
 {
-    rf_step_item item = {.token = generation->last,
-                         .position = rf_slot_length(model->model, 0),
-                         .wants_logits = true,
-                         .phase = RF_STEP_GENERATION};
-    rf_status status = rf_step(model->model, &item, 1, err);
-    if (status)
-        return status;
     generation->pending = false;
     return generation->stepped ? cli_ids_add(generation->stepped, &generation->last, 1, err)
                                : RF_OK;
+}
+
+/* Rolls back what was drafted and is not what was picked. */
+static rf_status drop_draft(cli_model *model, cli_generation *generation, last_step *step,
+                            rf_error *err)
+{
+    uint32_t wrong = step->count - step->row;
+    if (step->count) {
+        rf_draft_judge(model->model, 0, step->count, step->row);
+        generation->drafted += step->count;
+        generation->accepted += step->row;
+    }
+    uint64_t length = step->base + 1 + step->row;
+    step->count = step->row = 0;
+    return wrong ? rf_slot_truncate(model->model, 0, length, err) : RF_OK;
+}
+
+/* A draft for the positions behind the token that was picked: no longer than what may still be
+ * generated, without end tokens, so that what is stepped is never more than what stays. */
+static uint32_t propose(cli_model *model, const cli_generation *generation, uint64_t base,
+                        uint32_t tokens[CLI_DRAFT_MAX])
+{
+    uint64_t most = CLI_DRAFT_MAX;
+    if (generation->limit >= 0)
+        most = RF_MIN(most, (uint64_t)generation->limit - generation->tokens);
+    if (!generation->endless)
+        most = RF_MIN(most, model->info.ctx - base);
+    if (most < 2)
+        return 0;
+    uint32_t count = rf_draft_propose(model->model, 0, tokens, (uint32_t)most - 1);
+    for (uint32_t i = 0; i < count && !generation->endless; i++) {
+        if (rf_tokenizer_is_end(model->tokenizer, tokens[i]))
+            count = i;
+    }
+    return count;
+}
+
+/* Makes the token that was picked part of the sequence, and tries a draft along with it. */
+static rf_status step_last(cli_model *model, cli_generation *generation, last_step *step,
+                           rf_error *err)
+{
+    rf_step_item items[1 + CLI_DRAFT_MAX];
+    step->base = rf_slot_length(model->model, 0);
+    step->count = propose(model, generation, step->base, step->tokens);
+    for (uint32_t i = 0; i <= step->count; i++) {
+        items[i] = (rf_step_item){.token = i ? step->tokens[i - 1] : generation->last,
+                                  .position = step->base + i,
+                                  .wants_logits = true,
+                                  .phase = RF_STEP_GENERATION};
+    }
+    rf_status status = rf_step(model->model, items, 1 + step->count, err);
+    if (status) {
+        step->count = 0; /* nothing was stepped */
+        return status;
+    }
+    return belongs_now(generation, err);
 }
 
 /* The loop itself; piece[capacity] holds the text of one token. An interrupt is looked for where
  * the token that was picked has been written: then all there is to keep is the slot and that token,
  * and no row of logits. */
 static rf_status generate_tokens(cli_model *model, rf_text_stream *stream,
-                                 cli_generation *generation, char *piece, uint64_t capacity,
-                                 rf_error *err)
+                                 cli_generation *generation, last_step *step, char *piece,
+                                 uint64_t capacity, rf_error *err)
 {
     generation->stop = CLI_STOP_LIMIT;
     while (generation->limit < 0 || generation->tokens < (uint64_t)generation->limit) {
-        rf_status status = rf_sample(model->model, 0, 0, &generation->last, err);
+        rf_status status = rf_sample(model->model, 0, step->row, &generation->last, err);
         if (status)
             return status;
         generation->pending = true;
+        rf_draft_note(model->model, 0, &generation->last, 1);
         bool end = !generation->endless && rf_tokenizer_is_end(model->tokenizer, generation->last);
         if (!end) {
             generation->tokens++;
@@ -151,9 +213,17 @@ static rf_status generate_tokens(cli_model *model, rf_text_stream *stream,
             return status;
         bool more =
             !end && (generation->limit < 0 || generation->tokens < (uint64_t)generation->limit);
+        if (more && step->row < step->count && generation->last == step->tokens[step->row]) {
+            step->row++; /* the draft was right: it has been stepped already */
+            if ((status = belongs_now(generation, err)))
+                return status;
+            continue;
+        }
+        if ((status = drop_draft(model, generation, step, err)))
+            return status;
         bool room = generation->endless || rf_slot_length(model->model, 0) < model->info.ctx;
         if (room && (more || generation->commit_last)) {
-            status = step_last(model, generation, err);
+            status = step_last(model, generation, step, err);
             if (status)
                 return status;
         }
@@ -177,7 +247,10 @@ rf_status cli_generate(cli_model *model, rf_text_stream *stream, cli_generation 
     if (!piece)
         return rf_fail(err, RF_ERR_NO_FIT, "text", "no memory for a token's text");
     uint64_t start = rf_os_clock_ns();
-    rf_status status = generate_tokens(model, stream, generation, piece, capacity, err);
+    last_step step = {0};
+    rf_status status = generate_tokens(model, stream, generation, &step, piece, capacity, err);
+    rf_status dropped = drop_draft(model, generation, &step, status ? NULL : err);
+    status = status ? status : dropped;
     uint64_t bytes = generation->goes_on ? 0 : rf_text_stream_flush(stream, piece, capacity);
     rf_status flushed = give_text(generation, piece, bytes, status ? NULL : err);
     generation->elapsed_ns = rf_os_clock_ns() - start;

@@ -170,6 +170,7 @@ void cli_options_for(const cli_args *args, rf_options *options)
     options->sinks = (uint32_t)args->sinks;
     options->endless = args->endless;
     options->cpu_mask = args->cpu_mask;
+    options->draft = (uint32_t)args->draft;
     const cli_command *command = args->command;
     bool measures = command == &cli_commands[CLI_PPL] || command == &cli_commands[CLI_SCORE];
     if (measures || command == &cli_commands[CLI_CALIBRATE])

@@ -112,6 +112,10 @@ static const option_row option_table[] = {
      "keep the sequence, the sampler and the text in this file at the end, at Ctrl-C too"},
     {"restore", NULL, NULL, "FILE", BIT(RUN), CLI_GIVEN_NONE, KIND_TEXT, AT(restore), 0, 0, NULL,
      "go on from a file of --save (under the same formats); -p adds to it"},
+    {"draft", "draft-max", NULL, "N", BIT(PLAN) | SAMPLED, CLI_GIVEN_NONE, KIND_INT, AT(draft), 0,
+     CLI_DRAFT_MAX, NULL,
+     "propose up to N tokens from what followed before, verify them in one step: the same text, "
+     "sooner where it repeats itself (0: none)"},
     {"list", NULL, NULL, "GLOB", BIT(PLAN) | BIT(CHECK), CLI_GIVEN_NONE, KIND_TEXT, AT(list), 0, 0,
      NULL, "list the regions whose id matches (* and ? are wild)"},
     {"solve", NULL, NULL, "ctx", BIT(PLAN), CLI_GIVEN_NONE, KIND_CHOICE, AT(solve), 0, 0, "ctx",

@@ -175,7 +175,8 @@ typedef struct rf_recipe {
 const rf_recipe *rf_recipe_of(const char *architecture);
 const char *rf_recipe_names(void);
 
-#define RF_PHASES 2 /* rf_step_phase: prompt, generation */
+#define RF_HEAD_ACT RF_ACT_INT16 /* of the logits, whatever is wanted elsewhere */
+#define RF_PHASES   2            /* rf_step_phase: prompt, generation */
 
 typedef struct rf_step_shape { /* what the buffers' sizes depend on, beside the model */
     uint32_t chunk;

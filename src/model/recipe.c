@@ -164,8 +164,9 @@ static widest widest_of(const rf_config *config, const rf_weight *table,
         if (!weight->tensor || weight->rows == 1)
             continue;
         for (int phase = 0; phase < RF_PHASES; phase++) {
-            rf_act_layout layout = rf_act_layout_of(rf_act_for(weight->format, acts[phase]),
-                                                    weight->format, weight->k);
+            rf_act act = i == RF_W_OUTPUT ? RF_HEAD_ACT : acts[phase];
+            rf_act_layout layout =
+                rf_act_layout_of(rf_act_for(weight->format, act), weight->format, weight->k);
             w.packed_bytes = RF_MAX(w.packed_bytes, layout.row_bytes);
         }
         w.scratch_bytes = RF_MAX(w.scratch_bytes, rf_matmul_scratch_bytes(weight->k));

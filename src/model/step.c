@@ -260,11 +260,14 @@ static void matmul_set(rf_network *network, const rf_op *op, uint32_t layer, con
     run_matmul(network, &job, tokens);
 }
 
-/* Tokens of both phases, when they differ in precision, go one phase after the other. */
+/* Tokens of both phases, when they differ in precision, go one phase after the other. The head
+ * always takes 16 bits: its rounding errors are those of the logits themselves, and few rows of a
+ * prompt ask for any (measured on SmolLM2: RF_HEAD_ACT). */
 static void matmul_op(rf_network *network, const rf_op *op, uint32_t layer, uint32_t tokens,
                       const rf_phase_rows phases[RF_PHASES])
 {
-    const rf_act *acts = network->shape.act;
+    const rf_act head[RF_PHASES] = {RF_HEAD_ACT, RF_HEAD_ACT};
+    const rf_act *acts = op->kind == RF_OP_HEAD ? head : network->shape.act;
     bool mixed = phases[0].count > 0 && phases[1].count > 0 && acts[0] != acts[1];
     for (int phase = 0; mixed && phase < RF_PHASES; phase++) {
         token_set set = {phases[phase].rows, phases[phase].count, acts[phase]};

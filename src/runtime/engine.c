@@ -241,6 +241,8 @@ static rf_status open_parts(rf_model *model, rf_progress_fn progress, void *cont
         return status;
     if ((status = start_team(model, err)))
         return status;
+    if ((status = rf_draft_open(model, err)))
+        return status;
     if ((status = rf_scope_seal(&model->model_scope, err)))
         return status;
     if ((status = take_buffers(model, err)))

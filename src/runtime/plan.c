@@ -85,8 +85,14 @@ static rf_status resolve_chunk(rf_model_plan *plan, uint32_t profile_chunk, rf_e
         rf_fail_expected(err, "at most %llu", (unsigned long long)ctx);
         return rf_fail_got(err, "%u", chunk);
     }
+    const uint32_t draft = plan->options.draft;
+    if (draft >= chunk) {
+        rf_fail(err, RF_ERR_USAGE, "draft", "a draft and the token before it must fit in a chunk");
+        rf_fail_expected(err, "below %u", chunk);
+        return rf_fail_got(err, "%u", draft);
+    }
     plan->info.chunk = chunk;
-    plan->info.logit_rows = RF_MIN(RF_MAX(plan->options.logit_rows, 1u), chunk);
+    plan->info.logit_rows = RF_MIN(RF_MAX(plan->options.logit_rows, draft + 1), chunk);
     return RF_OK;
 }
 
@@ -286,6 +292,8 @@ static rf_status compose(rf_model_plan *plan, rf_error *err)
         status = rf_text_plan(regions, &plan->vocab, &plan->text, err);
     if (status == RF_OK)
         status = add_table_rows(plan, err);
+    if (status == RF_OK)
+        status = rf_draft_plan(plan, err);
     if (status == RF_OK)
         status = add_worker_rows(plan, err);
     if (status == RF_OK) {

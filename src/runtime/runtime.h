@@ -114,6 +114,11 @@ void rf_sampler_note(rf_sampler *sampler, uint32_t token);
 rf_status rf_sampler_pick(rf_sampler *sampler, const rf_kernels *kernels, const float *logits,
                           rf_candidate *candidates, uint32_t count, uint32_t *token, rf_error *err);
 
+/* ---- drafts ------------------------------------------------------------------------------ */
+
+rf_status rf_draft_plan(rf_model_plan *plan, rf_error *err);
+rf_status rf_draft_open(rf_model *model, rf_error *err);
+
 /* ---- model ------------------------------------------------------------------------------- */
 
 struct rf_model { /* lies in the region "model.state" */
@@ -127,10 +132,13 @@ struct rf_model { /* lies in the region "model.state" */
     rf_tokenizer *tokenizer;  /* NULL: the file has no vocabulary */
     rf_sampler *samplers;     /* [slots] */
     rf_candidate *candidates; /* [vocab_count] */
-    uint8_t *slot_seen;       /* [slots]: scratch of rf_step */
-    rf_step_item *items;      /* [chunk]: scratch of rf_prefill */
-    void *sums;               /* of a calibration that is made here; NULL: none */
-    float *calibration;       /* its table */
+    struct rf_draft *drafts;  /* [slots]; NULL: none are made */
+    uint32_t *draft_tokens;   /* of all slots, as draft.c lays them out */
+    uint32_t *draft_table;
+    uint8_t *slot_seen;  /* [slots]: scratch of rf_step */
+    rf_step_item *items; /* [chunk]: scratch of rf_prefill */
+    void *sums;          /* of a calibration that is made here; NULL: none */
+    float *calibration;  /* its table */
     uint64_t calibration_tokens;
     atomic_bool cancel;
 };
