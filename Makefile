@@ -63,7 +63,7 @@ bench: build
 	@$(BIN) bench
 	@model=$$(tools/fetch-model smollm2-135m) || exit $$?; \
 	printf '\n== SmolLM2-135M-Instruct\n'; $(BIN) bench "$$model"
-	@printf '\n== comparisons: bench/run\n'; bench/run
+	@printf '\n== comparisons: bench/peers\n'; bench/peers
 	@printf '\n== rows of keys and values: bench/kv_codec (ns a row, GB/s of what is stored)\n'
 	@cmake --build build --target bench-kv_codec -j $(JOBS) > build/compile.log 2>&1 \
 		|| { cat build/compile.log; exit 1; }

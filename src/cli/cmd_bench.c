@@ -157,6 +157,13 @@ static const char *kv_name(const char *given)
     return given ? given : "f16";
 }
 
+/* The bits of activations that a test ran with. */
+static uint32_t act_of(const bench_job *job, const bench_case *test)
+{
+    const rf_plan_info *info = &job->model.info;
+    return test->generate ? info->act_generation : info->act_prompt;
+}
+
 static void print_head(const bench_job *job)
 {
     const cli_model *model = &job->model;
@@ -164,14 +171,17 @@ static void print_head(const bench_job *job)
         return;
     if (job->csv) {
         out_print("test,depth,threads,kv_k,kv_v,cpu,runs,tokens_per_s,tokens_per_s_min,"
-                  "tokens_per_s_max,bytes_per_token,read_bytes_per_s,bandwidth_share\n");
+                  "tokens_per_s_max,bytes_per_token,read_bytes_per_s,bandwidth_share,act\n");
         out_flush();
         return;
     }
-    out_print("%s, %s, %s, %u thread%s, kv %s/%s, reads %.2f GiB/s\n\n", model->file_info.name,
-              model->info.architecture, rf_cpu_mask_name(job->args->cpu_mask), model->info.threads,
+    out_print("%s, %s, %s, %u thread%s, kv %s/%s, act %u/%u, reads %.2f "
+              "GiB/s\n\n",
+              model->file_info.name, model->info.architecture,
+              rf_cpu_mask_name(job->args->cpu_mask), model->info.threads,
               model->info.threads == 1 ? "" : "s", kv_name(job->args->kv_k),
-              kv_name(job->args->kv_v), job->bandwidth / (1024.0 * 1024.0 * 1024.0));
+              kv_name(job->args->kv_v), model->info.act_prompt, model->info.act_generation,
+              job->bandwidth / (1024.0 * 1024.0 * 1024.0));
     out_print("| test       |  depth | tokens/s |      min |      max | bytes/token | of bandwidth "
               "|\n"
               "| :--------- | -----: | -------: | -------: | -------: | ----------: | -----------: "
@@ -190,6 +200,7 @@ static void print_case_json(const bench_job *job, const bench_case *test, const 
     rf_json_text(writer, "kv_k", kv_name(job->args->kv_k));
     rf_json_text(writer, "kv_v", kv_name(job->args->kv_v));
     rf_json_text(writer, "cpu", rf_cpu_mask_name(job->args->cpu_mask));
+    rf_json_u64(writer, "act", act_of(job, test));
     rf_json_u64(writer, "runs", (uint64_t)job->args->repetitions);
     rf_json_f64(writer, "tokens_per_s", result->median);
     rf_json_f64(writer, "tokens_per_s_min", result->least);
@@ -223,11 +234,12 @@ static void print_case(const bench_job *job, const bench_case *test, const bench
         snprintf(share, sizeof share, "%.0f %%", 100.0 * result->share);
     }
     if (job->csv) {
-        out_print("%s,%llu,%u,%s,%s,%s,%lld,%.2f,%.2f,%.2f,%s,%.0f,%s\n", name,
+        out_print("%s,%llu,%u,%s,%s,%s,%lld,%.2f,%.2f,%.2f,%s,%.0f,%s,%u\n", name,
                   (unsigned long long)test->depth, job->model.info.threads,
                   kv_name(job->args->kv_k), kv_name(job->args->kv_v),
                   rf_cpu_mask_name(job->args->cpu_mask), (long long)job->args->repetitions,
-                  result->median, result->least, result->most, bytes, job->bandwidth, share);
+                  result->median, result->least, result->most, bytes, job->bandwidth, share,
+                  act_of(job, test));
     } else {
         out_print("| %-10s | %6llu | %8.1f | %8.1f | %8.1f | %11s | %12s |\n", name,
                   (unsigned long long)test->depth, result->median, result->least, result->most,
@@ -355,6 +367,7 @@ static rf_status run_kl(bench_job *job, rf_error *err)
         rf_json_text(writer, "test", "kl");
         rf_json_u64(writer, "ctx", ppl->ctx);
         rf_json_u64(writer, "chunks", ppl->chunks);
+        rf_json_u64(writer, "act", job->model.info.act_prompt);
         rf_json_f64(writer, "kl_mean", result.figures.kl_mean);
         rf_json_f64(writer, "kl_stderr", result.figures.kl_stderror);
         rf_json_f64(writer, "top1", result.figures.top1);
