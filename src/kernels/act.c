@@ -37,11 +37,11 @@ bool rf_act_layout_equal(const rf_act_layout *a, const rf_act_layout *b)
 
 uint64_t rf_matmul_scratch_bytes(uint32_t k)
 {
-    /* The panel of RF_PANEL_ROWS rows: int16 weights; per block of 32 a scale and a minimum's
-     * scale; per 16 a minimum's code. 16 * (2k + 4k/32 + 4k/32 + 4k/16) = 40k bytes. Eight rows of
-     * floats padded to 16 need 32k + 512. One line of slack for each of the four parts. */
+    /* The largest layout of any instruction set, with room: 32 rows of int16 weights and the parts
+     * beside them take 64k + 32 * (4k/32 + 4k/32 + 4k/16) / 2 = 76k bytes. Eight rows of floats
+     * padded to 16 need 32k + 512. One line of slack for each part. */
     const uint64_t padded = ((uint64_t)k + 15) & ~15ull;
-    return 40 * padded + 512;
+    return 80 * padded + 1024;
 }
 
 void rf_pack_f32_scalar(const rf_act_layout *layout, const float *x, void *packed)

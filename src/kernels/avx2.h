@@ -141,6 +141,9 @@ void rf_dot_avx2(const rf_matmul *job, uint32_t first_row, uint32_t last_row, vo
 void rf_matmul_float_avx2(const rf_matmul *job, uint32_t first_row, uint32_t last_row,
                           void *scratch);
 void rf_pack_int16_avx2(const rf_act_layout *layout, const float *x, void *packed);
+void rf_pack_int8_avx2(const rf_act_layout *layout, const float *x, void *packed);
+/* act_avx2.c: the integers of a packed int8 token as int16, which is what they stand for. */
+void rf_widen_avx2(const rf_act_layout *layout, const uint8_t *act, int16_t *q);
 void rf_attend_avx2(const rf_attend *job);
 void rf_vector_avx2(rf_kernels *kernels);
 

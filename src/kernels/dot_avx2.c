@@ -381,8 +381,12 @@ RF_INLINE __m256i fold_dot(const int16_t *w, const int16_t *q, uint32_t count)
 /* Partial sums of the minimums of a fold; sums begins at the fold. */
 RF_INLINE __m256i fold_min_dot(const int16_t *mins, const int32_t *sums, uint32_t fold)
 {
-    if (fold == 32) { /* q4_1, q5_1: the code is 1 */
-        return _mm256_zextsi128_si256(_mm_cvtsi32_si128(sums[0] + sums[1]));
+    if (fold < 128) {
+        int32_t sum = 0;
+        for (uint32_t j = 0; j < fold / 16; j++) {
+            sum += mins[j] * sums[j];
+        }
+        return _mm256_zextsi128_si256(_mm_cvtsi32_si128(sum));
     }
     __m256i acc = _mm256_setzero_si256();
     for (uint32_t j = 0; j < fold / 16; j += 8) {
@@ -392,7 +396,7 @@ RF_INLINE __m256i fold_min_dot(const int16_t *mins, const int32_t *sums, uint32_
     return acc;
 }
 
-/* Folds [at, at + count), count < 8, of a row; the others are zero. */
+/* Folds [at, at + count), count <= 8, of a row; the others are zero. */
 RF_INLINE eight few_folds(const uint8_t *weight, const input *in, uint32_t at, uint32_t count,
                           const shape s)
 {
@@ -436,10 +440,11 @@ static void split_codes(const int16_t *q, size_t count, int8_t *high, int8_t *lo
     }
 }
 
-/* Scratch of one token: two arrays of k / 32 with a spare vector each, two of k. */
+/* Scratch of one token: two arrays of k / 32 with a spare vector each, two of k, and one of k
+ * int16. */
 static size_t input_bytes(uint32_t k)
 {
-    return 2 * ((size_t)k / 32 + 8) * 4 + 2 * (size_t)k;
+    return 2 * ((size_t)k / 32 + 8) * 4 + 4 * (size_t)k;
 }
 
 /* Fills what the rows read of token t, once for all rows of a call. */
@@ -455,6 +460,11 @@ static void prepare(input *in, const rf_matmul *job, uint32_t t, const shape *s,
     in->sums_32 = (int32_t *)(void *)(in->fold_scale + k / 32 + 8);
     in->high = (int8_t *)(in->sums_32 + k / 32 + 8);
     in->low = in->high + k;
+    if (job->layout.act == RF_ACT_INT8) {
+        int16_t *wide = (int16_t *)(void *)(in->low + k);
+        rf_widen_avx2(&job->layout, act, wide);
+        in->q = wide;
+    }
     for (size_t f = 0; f < k / s->fold; f++) {
         in->fold_scale[f] = in->act_scale[f / folds_per_block];
     }
@@ -502,7 +512,8 @@ RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_
                 if (t == 0) {
                     prefetch_ahead(weight, chunk_bytes);
                 }
-                const eight e = direct(weight, &in[t], at);
+                const eight e =
+                    direct ? direct(weight, &in[t], at) : few_folds(weight, &in[t], at, 8, s);
                 lanes = add_eight(lanes, &e, _mm256_loadu_ps(in[t].fold_scale + at), s.min_step);
             }
             if (at < folds) {
@@ -518,6 +529,7 @@ RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_
 
 void rf_dot_avx2(const rf_matmul *job, uint32_t first, uint32_t last, void *scratch)
 {
+    const rf_quant *quant = rf_quant_of(job->format);
     switch (job->format) { /* each case is the loop above with its format inlined */
     case RF_Q4_0:
         dot_rows(job, first, last, scratch,
@@ -559,7 +571,11 @@ void rf_dot_avx2(const rf_matmul *job, uint32_t first, uint32_t last, void *scra
         dot_rows(job, first, last, scratch,
                  (shape){256, sizeof(rf_block_q6_k), 64, 0, rf_unpack_q6_k}, eight_q6_k);
         break;
-    default:
+    default: /* formats without code of their own */
+        dot_rows(
+            job, first, last, scratch,
+            (shape){quant->block, quant->block_bytes, quant->fold, quant->min_step, quant->unpack},
+            NULL);
         break;
     }
 }

@@ -1,4 +1,4 @@
-/* kernels/matmul_avx2.c: quantised weights times int16 activations with AVX2, and the overlay of
+/* kernels/matmul_avx2.c: quantised weights times integer activations with AVX2, and the overlay of
  * the table.
  *
  * Two shapes with the same bits. Few tokens: rows one by one from the packed bytes (dot_avx2.c),
@@ -185,10 +185,10 @@ RF_INLINE void run_tile(const rf_panel *panel, const tile *in, uint32_t block_co
 }
 
 /* Each case is run_tile with its format's fold and minimums as constants. */
-RF_INLINE void run_tile_of(rf_format format, const rf_panel *panel, const tile *in,
+RF_INLINE void run_tile_of(const rf_quant *quant, const rf_panel *panel, const tile *in,
                            uint32_t block_count, ahead *next, float results[4][16], uint32_t tokens)
 {
-    switch (format) {
+    switch (quant->format) {
     case RF_Q2_K:
         run_tile(panel, in, block_count, next, results, tokens, 256, 256, 16);
         break;
@@ -208,22 +208,28 @@ RF_INLINE void run_tile_of(rf_format format, const rf_panel *panel, const tile *
     case RF_Q5_1:
         run_tile(panel, in, block_count, next, results, tokens, 32, 32, 32);
         break;
-    default: /* q4_0, q5_0, q8_0 */
+    case RF_Q4_0:
+    case RF_Q5_0:
+    case RF_Q8_0:
         run_tile(panel, in, block_count, next, results, tokens, 32, 32, 0);
+        break;
+    default: /* formats without code of their own */
+        run_tile(panel, in, block_count, next, results, tokens, quant->block, quant->fold,
+                 quant->min_step);
         break;
     }
 }
 
-static void run_tile_4(rf_format format, const rf_panel *panel, const tile *in,
+static void run_tile_4(const rf_quant *quant, const rf_panel *panel, const tile *in,
                        uint32_t block_count, ahead *next, float results[4][16])
 {
-    run_tile_of(format, panel, in, block_count, next, results, 4);
+    run_tile_of(quant, panel, in, block_count, next, results, 4);
 }
 
-static void run_tile_2(rf_format format, const rf_panel *panel, const tile *in,
+static void run_tile_2(const rf_quant *quant, const rf_panel *panel, const tile *in,
                        uint32_t block_count, ahead *next, float results[4][16])
 {
-    run_tile_of(format, panel, in, block_count, next, results, 2);
+    run_tile_of(quant, panel, in, block_count, next, results, 2);
 }
 
 static void store_tile(const rf_matmul *job, uint32_t row, uint32_t rows, uint32_t first,
@@ -237,9 +243,9 @@ static void store_tile(const rf_matmul *job, uint32_t row, uint32_t rows, uint32
     }
 }
 
-/* All tokens of rows [row, row + rows) from their panel. */
+/* All tokens of rows [row, row + rows) from their panel. wide: TILE_TOKENS * k for int8 tokens. */
 static void run_panel(const rf_matmul *job, const rf_quant *quant, const rf_panel *panel,
-                      uint32_t row, uint32_t rows)
+                      uint32_t row, uint32_t rows, int16_t *wide)
 {
     const uint32_t block_count = job->k / quant->block;
     const uint32_t tile_count = (job->token_count + TILE_TOKENS - 1) / TILE_TOKENS;
@@ -254,13 +260,17 @@ static void run_panel(const rf_matmul *job, const rf_quant *quant, const rf_pane
             /* A tile that is not full repeats its last token; the results are dropped. */
             const uint8_t *act = rf_matmul_act(job, first + RF_MIN(t, count - 1));
             in.q[t] = rf_act_q16(act);
+            if (job->layout.act == RF_ACT_INT8) {
+                rf_widen_avx2(&job->layout, act, wide + (size_t)t * job->k);
+                in.q[t] = wide + (size_t)t * job->k;
+            }
             in.scale[t] = rf_act_scales(act, &job->layout);
             in.sums[t] = rf_act_sums(act, &job->layout);
         }
         if (count > 2) {
-            run_tile_4(job->format, panel, &in, block_count, &next, results);
+            run_tile_4(quant, panel, &in, block_count, &next, results);
         } else {
-            run_tile_2(job->format, panel, &in, block_count, &next, results);
+            run_tile_2(quant, panel, &in, block_count, &next, results);
         }
         store_tile(job, row, rows, first, count, results);
     }
@@ -276,14 +286,15 @@ static void matmul_quant_avx2(const rf_matmul *job, uint32_t first_row, uint32_t
     const rf_quant *quant = rf_quant_of(job->format);
     const size_t blocks = job->k / quant->block;
     rf_panel panel;
-    panel.w = scratch;
+    int16_t *wide = scratch;
+    panel.w = wide + (size_t)job->k * TILE_TOKENS;
     panel.scale = (float *)(void *)(panel.w + (size_t)job->k * RF_PANEL_ROWS);
     panel.min_scale = panel.scale + blocks * RF_PANEL_ROWS;
     panel.mins = (int32_t *)(void *)(panel.min_scale + blocks * RF_PANEL_ROWS);
     for (uint32_t row = first_row; row < last_row; row += RF_PANEL_ROWS) {
         const uint32_t rows = RF_MIN(RF_PANEL_ROWS, last_row - row);
         rf_panel_avx2(job, row, rows, &panel);
-        run_panel(job, quant, &panel, row, rows);
+        run_panel(job, quant, &panel, row, rows, wide);
     }
 }
 
@@ -294,13 +305,17 @@ void rf_kernels_avx2(rf_kernels *kernels)
     static const rf_kernel_entry attend = {RF_CPU_AVX2, "attend_avx2.c"};
     static const rf_format floats[] = {RF_F32, RF_F16, RF_BF16};
     for (uint32_t i = 0; i < RF_QUANT_COUNT; i++) {
-        kernels->matmul[rf_quants[i].format][RF_ACT_INT16] = matmul_quant_avx2;
-        kernels->matmul_entry[rf_quants[i].format][RF_ACT_INT16] = quant;
+        for (int act = RF_ACT_INT16; act <= RF_ACT_INT8; act++) {
+            kernels->matmul[rf_quants[i].format][act] = matmul_quant_avx2;
+            kernels->matmul_entry[rf_quants[i].format][act] = quant;
+        }
     }
     for (size_t i = 0; i < RF_ARRAY_COUNT(floats); i++) {
         kernels->matmul[floats[i]][RF_ACT_F32] = rf_matmul_float_avx2;
         kernels->matmul_entry[floats[i]][RF_ACT_F32] = wide;
     }
+    kernels->pack[RF_ACT_INT16] = rf_pack_int16_avx2;
+    kernels->pack[RF_ACT_INT8] = rf_pack_int8_avx2;
     rf_vector_avx2(kernels);
     kernels->attend = rf_attend_avx2;
     kernels->attend_entry = attend;

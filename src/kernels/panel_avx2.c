@@ -62,6 +62,7 @@ RF_INLINE void make_panel(const rf_matmul *job, uint32_t row, uint32_t count, co
 
 void rf_panel_avx2(const rf_matmul *job, uint32_t row, uint32_t count, const rf_panel *panel)
 {
+    const rf_quant *quant = rf_quant_of(job->format);
     switch (job->format) { /* each case is the loop above with its format's unpacking inlined */
     case RF_Q4_0:
         make_panel(job, row, count, panel, 32, sizeof(rf_block_q4_0), 0, rf_unpack_q4_0);
@@ -93,7 +94,9 @@ void rf_panel_avx2(const rf_matmul *job, uint32_t row, uint32_t count, const rf_
     case RF_Q6_K:
         make_panel(job, row, count, panel, 256, sizeof(rf_block_q6_k), 0, rf_unpack_q6_k);
         break;
-    default:
+    default: /* formats without code of their own */
+        make_panel(job, row, count, panel, quant->block, quant->block_bytes, quant->min_step,
+                   quant->unpack);
         break;
     }
 }

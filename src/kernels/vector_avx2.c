@@ -1,55 +1,6 @@
-/* kernels/vector_avx2.c: packing of activations, norm, rotation, activation function, exp, argmax
- * and KV rows with AVX2. Tails go through the scalar definitions, whose bits are the same.
+/* kernels/vector_avx2.c: norm, rotation, activation function, exp, argmax and KV rows with AVX2. Tails go through the scalar definitions, whose bits are the same.
  */
 #include "kernels/avx2.h"
-
-RF_INLINE uint32_t largest_bits(const float *x, uint32_t count)
-{
-    const __m256i magnitude = _mm256_set1_epi32(0x7FFFFFFF);
-    __m256i max = _mm256_setzero_si256();
-    for (uint32_t i = 0; i < count; i += 8) {
-        max = _mm256_max_epi32(max, _mm256_and_si256(rf_load_256(x + i), magnitude));
-    }
-    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(max), _mm256_extracti128_si256(max, 1));
-    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4E));
-    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xB1));
-    return (uint32_t)_mm_cvtsi128_si32(m);
-}
-
-RF_INLINE int32_t sum_i32(__m256i v)
-{
-    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4E));
-    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1));
-    return _mm_cvtsi128_si32(s);
-}
-
-void rf_pack_int16_avx2(const rf_act_layout *layout, const float *x, void *packed)
-{
-    uint8_t *bytes = packed;
-    int16_t *q = packed;
-    float *scales = (float *)(void *)(bytes + layout->scale_offset);
-    int32_t *sums = (int32_t *)(void *)(bytes + layout->sum_offset);
-    const uint32_t block = layout->block;
-    const float limit = block == 32 ? RF_ACT_LIMIT_32 : RF_ACT_LIMIT_256;
-    for (uint32_t at = 0; at < layout->k; at += block) {
-        const rf_act_scale scale = rf_act_scale_of(largest_bits(x + at, block), limit);
-        const __m256 inverse = _mm256_set1_ps(scale.inverse);
-        scales[at / block] = scale.scale;
-        if (scale.inverse == 0.0f) {
-            memset(q + at, 0, block * sizeof *q);
-            memset(sums + at / 16, 0, block / 16 * sizeof *sums);
-            continue;
-        }
-        for (uint32_t i = at; i < at + block; i += 16) {
-            const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i), inverse));
-            const __m256i b =
-                _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i + 8), inverse));
-            rf_store_256(q + i, _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xD8));
-            sums[i / 16] = sum_i32(_mm256_add_epi32(a, b));
-        }
-    }
-}
 
 static void rms_norm_avx2(const float *x, const float *weight, float *out, uint32_t n, float eps)
 {
@@ -217,7 +168,6 @@ static void kv_decode_bf16_avx2(const void *row, float *values, uint32_t n)
 void rf_vector_avx2(rf_kernels *kernels)
 {
     static const rf_kernel_entry entry = {RF_CPU_AVX2, "vector_avx2.c"};
-    kernels->pack[RF_ACT_INT16] = rf_pack_int16_avx2;
     kernels->rms_norm = rms_norm_avx2;
     kernels->rope = rope_avx2;
     kernels->swiglu = swiglu_avx2;
