@@ -24,6 +24,7 @@ SCALES = {
     Type.Q4_0: ([0], 24), Type.Q4_1: ([0, 2], 24), Type.Q5_0: ([0], 24), Type.Q5_1: ([0, 2], 24),
     Type.Q8_0: ([0], 24), Type.Q2_K: ([80, 82], 14), Type.Q3_K: ([108], 14),
     Type.Q4_K: ([0, 2], 14), Type.Q5_K: ([0, 2], 14), Type.Q6_K: ([208], 14),
+    Type.IQ4_NL: ([0], 24), Type.IQ4_XS: ([0], 14), Type.TQ1_0: ([52], 14), Type.TQ2_0: ([64], 14),
 }
 # Zeros, subnormals, the borders of the normal halves, infinity. No NaN: its bits are not defined.
 EXTREMES = [0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00]

@@ -2,7 +2,7 @@
  *
  * These functions are the definition that every kernel is tested against, and agree bit for bit
  * with the reference (`gguf` Python package, gguf/quants.py). No product rounds: the 11 bits of a
- * half, at most 7 of a scale and 5 of a value fit into the 24 of a float. So only the addition of
+ * half, and 7 of a scale and 5 of a value (or 5 and 7), fit into the 24 of a float. So only the addition of
  * the minimum does, and neither the order of the factors nor a fused multiply-add changes a bit.
  *
  * Rows lie at any address: a block is copied out before it is read. Nothing is checked here; the
@@ -248,12 +248,99 @@ static void decode_q6_k(const uint8_t *row, float *values, uint64_t count)
     }
 }
 
+/* ---- tables and digits --------------------------------------------------------------------- */
+
+/* Specified: ggml-common.h, kvalues_iq4nl. */
+const int8_t rf_iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                  1,    13,   25,  38,  53,  69,  89,  113};
+
+/* As q4_0, with a value from the table for each code. */
+static void decode_iq4_nl(const uint8_t *row, float *values, uint64_t count)
+{
+    rf_block_iq4_nl block;
+    for (uint64_t at = 0; at < count; at += BLOCK, row += sizeof block, values += BLOCK) {
+        memcpy(&block, row, sizeof block);
+        float d = rf_f16_to_f32(block.d);
+        for (int j = 0; j < 16; j++) {
+            values[j] = d * (float)rf_iq4_values[block.qs[j] & 15];
+            values[j + 16] = d * (float)rf_iq4_values[block.qs[j] >> 4];
+        }
+    }
+}
+
+/* 8 groups of 32, each with nibbles as q4_0 has them. A group's scale has 6 bits: the low four are
+ * nibbles of scales_l, the high two are those of scales_h from bit 2 g on. */
+static void decode_iq4_xs(const uint8_t *row, float *values, uint64_t count)
+{
+    rf_block_iq4_xs block;
+    for (uint64_t at = 0; at < count; at += SUPER_BLOCK, row += sizeof block) {
+        memcpy(&block, row, sizeof block);
+        float d = rf_f16_to_f32(block.d);
+        for (int group = 0; group < 8; group++, values += 32) {
+            int low = block.scales_l[group / 2] >> (group % 2 * 4) & 15;
+            int high = block.scales_h >> (group * 2) & 3;
+            float scale = d * (float)((low | high << 4) - 32);
+            const uint8_t *qs = block.qs + group * 16;
+            for (int j = 0; j < 16; j++) {
+                values[j] = scale * (float)rf_iq4_values[qs[j] & 15];
+                values[j + 16] = scale * (float)rf_iq4_values[qs[j] >> 4];
+            }
+        }
+    }
+}
+
+/* A byte is a fraction of 256 whose digits of base 3 are the codes: three times it, what exceeds a
+ * byte is the first digit, and the byte that is left holds the rest. Digit n of width bytes lies
+ * together: width elements each. */
+static float *decode_digits(const uint8_t *bytes, int width, int digits, float d, float *values)
+{
+    uint8_t left[32];
+    memcpy(left, bytes, (size_t)width);
+    for (int n = 0; n < digits; n++) {
+        for (int j = 0; j < width; j++) {
+            int tripled = left[j] * 3;
+            left[j] = (uint8_t)tripled;
+            *values++ = d * (float)((tripled >> 8) - 1);
+        }
+    }
+    return values;
+}
+
+static void decode_tq1_0(const uint8_t *row, float *values, uint64_t count)
+{
+    rf_block_tq1_0 block;
+    for (uint64_t at = 0; at < count; at += SUPER_BLOCK, row += sizeof block) {
+        memcpy(&block, row, sizeof block);
+        float d = rf_f16_to_f32(block.d);
+        values = decode_digits(block.qs, 32, 5, d, values);
+        values = decode_digits(block.qs + 32, 16, 5, d, values);
+        values = decode_digits(block.qh, 4, 4, d, values);
+    }
+}
+
+/* Bits as in q2_k. A writer leaves out the fourth code; it means 2. */
+static void decode_tq2_0(const uint8_t *row, float *values, uint64_t count)
+{
+    rf_block_tq2_0 block;
+    for (uint64_t at = 0; at < count; at += SUPER_BLOCK, row += sizeof block) {
+        memcpy(&block, row, sizeof block);
+        float d = rf_f16_to_f32(block.d);
+        for (int group = 0; group < 8; group++, values += 32) {
+            const uint8_t *qs = block.qs + group / 4 * 32;
+            int shift = group % 4 * 2;
+            for (int j = 0; j < 32; j++)
+                values[j] = d * (float)((qs[j] >> shift & 3) - 1);
+        }
+    }
+}
+
 static const decode_fn decoders[RF_FORMAT_FILE_COUNT] = {
-    [RF_F32] = decode_f32,   [RF_F16] = decode_f16,   [RF_BF16] = decode_bf16,
-    [RF_Q4_0] = decode_q4_0, [RF_Q4_1] = decode_q4_1, [RF_Q5_0] = decode_q5_0,
-    [RF_Q5_1] = decode_q5_1, [RF_Q8_0] = decode_q8_0, [RF_Q2_K] = decode_q2_k,
-    [RF_Q3_K] = decode_q3_k, [RF_Q4_K] = decode_q4_k, [RF_Q5_K] = decode_q5_k,
-    [RF_Q6_K] = decode_q6_k,
+    [RF_F32] = decode_f32,     [RF_F16] = decode_f16,       [RF_BF16] = decode_bf16,
+    [RF_Q4_0] = decode_q4_0,   [RF_Q4_1] = decode_q4_1,     [RF_Q5_0] = decode_q5_0,
+    [RF_Q5_1] = decode_q5_1,   [RF_Q8_0] = decode_q8_0,     [RF_Q2_K] = decode_q2_k,
+    [RF_Q3_K] = decode_q3_k,   [RF_Q4_K] = decode_q4_k,     [RF_Q5_K] = decode_q5_k,
+    [RF_Q6_K] = decode_q6_k,   [RF_IQ4_NL] = decode_iq4_nl, [RF_IQ4_XS] = decode_iq4_xs,
+    [RF_TQ1_0] = decode_tq1_0, [RF_TQ2_0] = decode_tq2_0,
 };
 
 bool rf_decode_row(rf_format format, const void *row, float *values, uint64_t count)

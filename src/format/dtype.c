@@ -36,10 +36,10 @@ static const rf_format_info formats[RF_FORMAT_FILE_COUNT] = {
     [RF_IQ2_XS] = {RF_IQ2_XS, "iq2_xs", SUPER_BLOCK, 74, false},
     [RF_IQ3_XXS] = {RF_IQ3_XXS, "iq3_xxs", SUPER_BLOCK, 98, false},
     [RF_IQ1_S] = {RF_IQ1_S, "iq1_s", SUPER_BLOCK, 50, false},
-    [RF_IQ4_NL] = {RF_IQ4_NL, "iq4_nl", BLOCK, 18, false},
+    [RF_IQ4_NL] = {RF_IQ4_NL, "iq4_nl", BLOCK, 18, true},
     [RF_IQ3_S] = {RF_IQ3_S, "iq3_s", SUPER_BLOCK, 110, false},
     [RF_IQ2_S] = {RF_IQ2_S, "iq2_s", SUPER_BLOCK, 82, false},
-    [RF_IQ4_XS] = {RF_IQ4_XS, "iq4_xs", SUPER_BLOCK, 136, false},
+    [RF_IQ4_XS] = {RF_IQ4_XS, "iq4_xs", SUPER_BLOCK, 136, true},
     [RF_I8] = {RF_I8, "i8", 1, 1, false},
     [RF_I16] = {RF_I16, "i16", 1, 2, false},
     [RF_I32] = {RF_I32, "i32", 1, 4, false},
@@ -50,8 +50,8 @@ static const rf_format_info formats[RF_FORMAT_FILE_COUNT] = {
     [31] = {(rf_format)31, "q4_0_4_4", 0, 0, false},
     [32] = {(rf_format)32, "q4_0_4_8", 0, 0, false},
     [33] = {(rf_format)33, "q4_0_8_8", 0, 0, false},
-    [RF_TQ1_0] = {RF_TQ1_0, "tq1_0", SUPER_BLOCK, 54, false},
-    [RF_TQ2_0] = {RF_TQ2_0, "tq2_0", SUPER_BLOCK, 66, false},
+    [RF_TQ1_0] = {RF_TQ1_0, "tq1_0", SUPER_BLOCK, 54, true},
+    [RF_TQ2_0] = {RF_TQ2_0, "tq2_0", SUPER_BLOCK, 66, true},
     [36] = {(rf_format)36, "iq4_nl_4_4", 0, 0, false},
     [37] = {(rf_format)37, "iq4_nl_4_8", 0, 0, false},
     [38] = {(rf_format)38, "iq4_nl_8_8", 0, 0, false},
@@ -72,6 +72,10 @@ _Static_assert(sizeof(rf_block_q3_k) == 110, "block of q3_k");
 _Static_assert(sizeof(rf_block_q4_k) == 144, "block of q4_k");
 _Static_assert(sizeof(rf_block_q5_k) == 176, "block of q5_k");
 _Static_assert(sizeof(rf_block_q6_k) == 210, "block of q6_k");
+_Static_assert(sizeof(rf_block_iq4_nl) == 18, "block of iq4_nl");
+_Static_assert(sizeof(rf_block_iq4_xs) == 136, "block of iq4_xs");
+_Static_assert(sizeof(rf_block_tq1_0) == 54, "block of tq1_0");
+_Static_assert(sizeof(rf_block_tq2_0) == 66, "block of tq2_0");
 
 const rf_format_info *rf_format_info_of(uint32_t type_id)
 {

@@ -121,6 +121,27 @@ typedef struct {
     int8_t scales[16];
     uint16_t d;
 } rf_block_q6_k;
+typedef struct {
+    uint16_t d;
+    uint8_t qs[16];
+} rf_block_iq4_nl;
+typedef struct {
+    uint16_t d, scales_h;
+    uint8_t scales_l[4];
+    uint8_t qs[128];
+} rf_block_iq4_xs;
+typedef struct {
+    uint8_t qs[48]; /* five digits of base 3 a byte */
+    uint8_t qh[4];  /* four */
+    uint16_t d;
+} rf_block_tq1_0;
+typedef struct {
+    uint8_t qs[64];
+    uint16_t d;
+} rf_block_tq2_0;
+
+/* What the 16 codes of iq4_nl and iq4_xs mean. */
+extern const int8_t rf_iq4_values[16];
 
 /* IEEE half to float (exact, subnormals, infinities and NaN) and back (to nearest even). */
 float rf_f16_to_f32(uint16_t half);

@@ -127,8 +127,8 @@ RF_INLINE eight eight_q5_1(const uint8_t *blocks, const input *in, uint32_t at)
                    .min_scale = load_halves(blocks + 2, bytes)};
 }
 
-/* 32 unsigned codes below 64 times the high and low parts of their activations, and 16 bits of
- * scale for each pair: 16 bits hold 63 * 64 * 2. */
+/* 32 unsigned codes times the high and low parts of their activations, and 16 bits of scale for
+ * each pair: 16 bits hold 255 * 64 * 2. */
 RF_INLINE void add_codes(__m256i code, const int8_t *high, const int8_t *low, __m256i scales,
                          __m256i sum[2])
 {
@@ -366,6 +366,97 @@ RF_INLINE eight eight_q6_k(const uint8_t *blocks, const input *in, uint32_t at)
     return (eight){.sum = rf_sum_each_of_8(part), .scale = _mm256_set_m128(d1, d0)};
 }
 
+RF_INLINE eight eight_iq4_nl(const uint8_t *blocks, const input *in, uint32_t at)
+{
+    const size_t bytes = sizeof(rf_block_iq4_nl);
+    const int16_t *q = in->q + (size_t)at * 32;
+    const __m256i table = rf_iq4_table();
+    __m256i part[8];
+    for (size_t i = 0; i < 8; i++) {
+        const __m256i values = rf_look_up_nibbles(table, blocks + i * bytes + 2);
+        part[i] = _mm256_add_epi32(madd_load(rf_low_i16(values), q + 32 * i),
+                                   madd_load(rf_high_i16(values), q + 32 * i + 16));
+    }
+    return (eight){.sum = rf_sum_each_of_8(part), .scale = load_halves(blocks, bytes)};
+}
+
+/* Partial sums of the four folds of a block of iq4_xs, with 128 added to the values of the table:
+ * then they are unsigned. k is the block's first element. */
+RF_INLINE void part_iq4_xs(const uint8_t *block, const input *in, size_t k, __m256i table,
+                           __m256i part[4])
+{
+    const uint8_t *qs = block + offsetof(rf_block_iq4_xs, qs);
+    const __m256i zero = _mm256_setzero_si256();
+    const __m256i scale = rf_scales_iq4_xs(block);
+    const __m256i wrong =
+        _mm256_slli_epi32(_mm256_mullo_epi32(scale, rf_load_256(in->sums_32 + k / 32)), 7);
+    int32_t twice[8]; /* each scale in both halves */
+    rf_store_256(twice, _mm256_blend_epi16(scale, _mm256_slli_epi32(scale, 16), 0xAA));
+    RF_KEEP_IN_MEMORY(twice);
+    for (int f = 0; f < 4; f++) {
+        __m256i sum[2] = {zero, zero};
+        for (int j = 2 * f; j < 2 * f + 2; j++) {
+            add_codes(rf_look_up_nibbles(table, qs + 16 * j), in->high + k + 32 * j,
+                      in->low + k + 32 * j, _mm256_set1_epi32(twice[j]), sum);
+        }
+        part[f] = join_sums(sum);
+    }
+    part[0] = _mm256_sub_epi32(part[0], _mm256_blend_epi32(zero, wrong, 0x03));
+    part[1] = _mm256_sub_epi32(part[1], _mm256_blend_epi32(zero, wrong, 0x0C));
+    part[2] = _mm256_sub_epi32(part[2], _mm256_blend_epi32(zero, wrong, 0x30));
+    part[3] = _mm256_sub_epi32(part[3], _mm256_blend_epi32(zero, wrong, 0xC0));
+}
+
+RF_INLINE eight eight_iq4_xs(const uint8_t *blocks, const input *in, uint32_t at)
+{
+    const size_t bytes = sizeof(rf_block_iq4_xs);
+    const __m256i table = _mm256_xor_si256(rf_iq4_table(), _mm256_set1_epi8(-128));
+    __m256i part[8];
+    part_iq4_xs(blocks, in, (size_t)at * 64, table, part);
+    part_iq4_xs(blocks + bytes, in, (size_t)at * 64 + 256, table, part + 4);
+    const __m128 d0 = _mm_set1_ps(rf_load_f16(blocks));
+    const __m128 d1 = _mm_set1_ps(rf_load_f16(blocks + bytes));
+    return (eight){.sum = rf_sum_each_of_8(part), .scale = _mm256_set_m128(d1, d0)};
+}
+
+/* Partial sums of a block of codes 0 .. 3, which are 1 too high; 16 bits hold 3 * 64 * 2 * 8. */
+RF_INLINE __m256i part_ternary(const __m256i code[8], const input *in, size_t k)
+{
+    __m256i high = _mm256_setzero_si256(), low = high;
+    for (size_t j = 0; j < 8; j++) {
+        const size_t at = k + 32 * j;
+        high = _mm256_add_epi16(high, _mm256_maddubs_epi16(code[j], rf_load_256(in->high + at)));
+        low = _mm256_add_epi16(low, _mm256_maddubs_epi16(code[j], rf_load_256(in->low + at)));
+    }
+    const __m256i sum =
+        _mm256_add_epi32(_mm256_madd_epi16(high, rf_i16(128)), _mm256_madd_epi16(low, rf_i16(1)));
+    return _mm256_sub_epi32(sum, rf_load_256(in->sums_32 + k / 32));
+}
+
+RF_INLINE eight eight_tq1_0(const uint8_t *blocks, const input *in, uint32_t at)
+{
+    const size_t bytes = sizeof(rf_block_tq1_0);
+    __m256i part[8], code[8];
+    for (size_t i = 0; i < 8; i++) {
+        rf_codes_tq1_0(blocks + i * bytes, code);
+        part[i] = part_ternary(code, in, (at + i) * 256);
+    }
+    return (eight){.sum = rf_sum_each_of_8(part),
+                   .scale = load_halves(blocks + offsetof(rf_block_tq1_0, d), bytes)};
+}
+
+RF_INLINE eight eight_tq2_0(const uint8_t *blocks, const input *in, uint32_t at)
+{
+    const size_t bytes = sizeof(rf_block_tq2_0);
+    __m256i part[8], code[8];
+    for (size_t i = 0; i < 8; i++) {
+        rf_codes_tq2_0(blocks + i * bytes, code);
+        part[i] = part_ternary(code, in, (at + i) * 256);
+    }
+    return (eight){.sum = rf_sum_each_of_8(part),
+                   .scale = load_halves(blocks + offsetof(rf_block_tq2_0, d), bytes)};
+}
+
 /* ---- the rest of a row ------------------------------------------------------------------- */
 
 /* Partial sums over count weights. */
@@ -570,6 +661,22 @@ void rf_dot_avx2(const rf_matmul *job, uint32_t first, uint32_t last, void *scra
     case RF_Q6_K:
         dot_rows(job, first, last, scratch,
                  (shape){256, sizeof(rf_block_q6_k), 64, 0, rf_unpack_q6_k}, eight_q6_k);
+        break;
+    case RF_IQ4_NL:
+        dot_rows(job, first, last, scratch,
+                 (shape){32, sizeof(rf_block_iq4_nl), 32, 0, rf_unpack_iq4_nl}, eight_iq4_nl);
+        break;
+    case RF_IQ4_XS:
+        dot_rows(job, first, last, scratch,
+                 (shape){256, sizeof(rf_block_iq4_xs), 64, 0, rf_unpack_iq4_xs}, eight_iq4_xs);
+        break;
+    case RF_TQ1_0:
+        dot_rows(job, first, last, scratch,
+                 (shape){256, sizeof(rf_block_tq1_0), 256, 0, rf_unpack_tq1_0}, eight_tq1_0);
+        break;
+    case RF_TQ2_0:
+        dot_rows(job, first, last, scratch,
+                 (shape){256, sizeof(rf_block_tq2_0), 256, 0, rf_unpack_tq2_0}, eight_tq2_0);
         break;
     default: /* formats without code of their own */
         dot_rows(

@@ -193,6 +193,8 @@ RF_INLINE void run_tile_of(const rf_quant *quant, const rf_panel *panel, const t
         run_tile(panel, in, block_count, next, results, tokens, 256, 256, 16);
         break;
     case RF_Q3_K:
+    case RF_TQ1_0:
+    case RF_TQ2_0:
         run_tile(panel, in, block_count, next, results, tokens, 256, 256, 0);
         break;
     case RF_Q4_K:
@@ -202,6 +204,7 @@ RF_INLINE void run_tile_of(const rf_quant *quant, const rf_panel *panel, const t
         run_tile(panel, in, block_count, next, results, tokens, 256, 128, 32);
         break;
     case RF_Q6_K:
+    case RF_IQ4_XS:
         run_tile(panel, in, block_count, next, results, tokens, 256, 64, 0);
         break;
     case RF_Q4_1:
@@ -211,6 +214,7 @@ RF_INLINE void run_tile_of(const rf_quant *quant, const rf_panel *panel, const t
     case RF_Q4_0:
     case RF_Q5_0:
     case RF_Q8_0:
+    case RF_IQ4_NL:
         run_tile(panel, in, block_count, next, results, tokens, 32, 32, 0);
         break;
     default: /* formats without code of their own */

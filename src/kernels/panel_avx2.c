@@ -94,6 +94,18 @@ void rf_panel_avx2(const rf_matmul *job, uint32_t row, uint32_t count, const rf_
     case RF_Q6_K:
         make_panel(job, row, count, panel, 256, sizeof(rf_block_q6_k), 0, rf_unpack_q6_k);
         break;
+    case RF_IQ4_NL:
+        make_panel(job, row, count, panel, 32, sizeof(rf_block_iq4_nl), 0, rf_unpack_iq4_nl);
+        break;
+    case RF_IQ4_XS:
+        make_panel(job, row, count, panel, 256, sizeof(rf_block_iq4_xs), 0, rf_unpack_iq4_xs);
+        break;
+    case RF_TQ1_0:
+        make_panel(job, row, count, panel, 256, sizeof(rf_block_tq1_0), 0, rf_unpack_tq1_0);
+        break;
+    case RF_TQ2_0:
+        make_panel(job, row, count, panel, 256, sizeof(rf_block_tq2_0), 0, rf_unpack_tq2_0);
+        break;
     default: /* formats without code of their own */
         make_panel(job, row, count, panel, quant->block, quant->block_bytes, quant->min_step,
                    quant->unpack);

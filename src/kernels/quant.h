@@ -22,6 +22,10 @@
  *   q4_K        15 * 63 = 945             256    945 * 8191 * 256     = 1,981,566,720
  *   q5_K        31 * 63 = 1953            128    1953 * 8191 * 128    = 2,047,618,944
  *   q6_K        32 * 128 = 4096           64     4096 * 8191 * 64     = 2,147,221,504 < 2^31
+ *   iq4_nl      127                       32     127 * 32767 * 32     =   133,165,088
+ *   iq4_xs      127 * 32 = 4064           64     4064 * 8191 * 64     = 2,130,446,336
+ *   tq1_0       1                         256    1 * 8191 * 256       =     2,096,896
+ *   tq2_0       2 (code 3)                256    2 * 8191 * 256       =     4,193,792
  *
  * Minimums: codes are <= 63, so |min_sum| <= 63 * 8191 * 256 = 132,104,448.
  */
@@ -33,7 +37,7 @@
 #include <string.h>
 
 #define RF_BLOCK_MAX     256u /* the longest block of weights and of activations */
-#define RF_FOLDS_MAX     4u   /* folds of one block (q6_K) */
+#define RF_FOLDS_MAX     4u   /* folds of one block (q6_K, iq4_xs) */
 #define RF_FOLD_LANES    8u   /* kernels.h: fold f belongs to lane f mod 8 */
 #define RF_FLOAT_LANES   16u  /* kernels.h: lanes of a float sum */
 #define RF_ACT_LIMIT_32  32767.0f
@@ -61,7 +65,7 @@ typedef struct rf_quant {
     rf_unpack_fn unpack;
 } rf_quant;
 
-#define RF_QUANT_COUNT 10u
+#define RF_QUANT_COUNT 14u
 extern const rf_quant rf_quants[RF_QUANT_COUNT];
 /* NULL for a format that is not quantised or not served. */
 const rf_quant *rf_quant_of(rf_format format);

@@ -218,4 +218,140 @@ RF_INLINE void rf_unpack_q6_k(const uint8_t *block, rf_unpacked *out)
     }
 }
 
+/* ---- iq4_nl, iq4_xs: a table of sixteen values ------------------------------------------- */
+
+/* 16 bytes of nibbles to 32 values from a table of bytes, in the order of the elements. */
+RF_INLINE __m256i rf_look_up_nibbles(__m256i table, const uint8_t *qs)
+{
+    const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)qs));
+    const __m256i nibbles = _mm256_srlv_epi32(twice, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
+    return _mm256_shuffle_epi8(table, _mm256_and_si256(nibbles, _mm256_set1_epi8(15)));
+}
+
+RF_INLINE __m256i rf_iq4_table(void)
+{
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)rf_iq4_values));
+}
+
+/* The scales of the eight sub-blocks of iq4_xs. */
+RF_INLINE __m256i rf_scales_iq4_xs(const uint8_t *block)
+{
+    const __m256i step = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14);
+    const __m256i l =
+        _mm256_set1_epi32((int)rf_load_u32(block + offsetof(rf_block_iq4_xs, scales_l)));
+    const __m256i h = _mm256_set1_epi32(rf_load_u16(block + offsetof(rf_block_iq4_xs, scales_h)));
+    const __m256i low =
+        _mm256_and_si256(_mm256_srlv_epi32(l, _mm256_add_epi32(step, step)), _mm256_set1_epi32(15));
+    const __m256i high = _mm256_and_si256(_mm256_srlv_epi32(h, step), _mm256_set1_epi32(3));
+    return _mm256_sub_epi32(_mm256_or_si256(low, _mm256_slli_epi32(high, 4)),
+                            _mm256_set1_epi32(32));
+}
+
+RF_INLINE __m256i rf_low_i16(__m256i bytes)
+{
+    return _mm256_cvtepi8_epi16(_mm256_castsi256_si128(bytes));
+}
+RF_INLINE __m256i rf_high_i16(__m256i bytes)
+{
+    return _mm256_cvtepi8_epi16(_mm256_extracti128_si256(bytes, 1));
+}
+
+RF_INLINE void rf_unpack_iq4_nl(const uint8_t *block, rf_unpacked *out)
+{
+    const __m256i values = rf_look_up_nibbles(rf_iq4_table(), block + 2);
+    out->scale = rf_load_f16(block);
+    rf_store_256(out->w, rf_low_i16(values));
+    rf_store_256(out->w + 16, rf_high_i16(values));
+}
+
+RF_INLINE void rf_unpack_iq4_xs(const uint8_t *block, rf_unpacked *out)
+{
+    const uint8_t *qs = block + offsetof(rf_block_iq4_xs, qs);
+    const __m256i table = rf_iq4_table();
+    int32_t scales[8];
+    rf_store_256(scales, rf_scales_iq4_xs(block));
+    out->scale = rf_load_f16(block);
+    for (int j = 0; j < 8; j++) {
+        const __m256i values = rf_look_up_nibbles(table, qs + 16 * j), scale = rf_i16(scales[j]);
+        rf_store_256(out->w + 32 * j, _mm256_mullo_epi16(rf_low_i16(values), scale));
+        rf_store_256(out->w + 32 * j + 16, _mm256_mullo_epi16(rf_high_i16(values), scale));
+    }
+}
+
+/* ---- tq1_0, tq2_0: codes 0, 1, 2 (and 3) for -1, 0, 1 (and 2) ------------------------------- */
+
+/* 3 x, modulo 256. */
+RF_INLINE __m256i rf_triple(__m256i x)
+{
+    return _mm256_add_epi8(_mm256_add_epi8(x, x), x);
+}
+
+/* The next digit of each byte: floor(3 b / 256) is how many of 256/3 and 512/3 the byte exceeds.
+ * Bytes are held less 128, for a signed comparison; 3 (b - 128) = 3 b - 128 modulo 256, so they
+ * stay so when tripled. */
+RF_INLINE __m256i rf_digit(__m256i x)
+{
+    const __m256i one = _mm256_cmpgt_epi8(x, _mm256_set1_epi8(85 - 128));
+    const __m256i two = _mm256_cmpgt_epi8(x, _mm256_set1_epi8(170 - 128));
+    return _mm256_sub_epi8(_mm256_sub_epi8(_mm256_setzero_si256(), one), two);
+}
+
+/* The codes of a block, 32 a vector, in the order of the elements. */
+RF_INLINE void rf_codes_tq1_0(const uint8_t *block, __m256i code[8])
+{
+    const __m256i middle = _mm256_set1_epi8(-128);
+    __m256i x = _mm256_xor_si256(rf_load_256(block), middle);
+    for (int n = 0; n < 5; n++, x = rf_triple(x)) {
+        code[n] = rf_digit(x);
+    }
+    /* 16 bytes of five digits and 4 of four: vectors of digits 0 and 1, 2 and 3, then 4 and what
+     * the last bytes have. */
+    x = _mm256_xor_si256(
+        _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(block + 32))), middle);
+    x = _mm256_blend_epi32(x, rf_triple(x), 0xF0);
+    code[5] = rf_digit(x);
+    x = rf_triple(rf_triple(x));
+    code[6] = rf_digit(x);
+    x = rf_triple(rf_triple(x));
+    __m256i last = _mm256_xor_si256(
+        _mm256_set1_epi32((int)rf_load_u32(block + offsetof(rf_block_tq1_0, qh))), middle);
+    last = _mm256_blend_epi32(last, rf_triple(last), 0xE0);
+    last = _mm256_blend_epi32(last, rf_triple(last), 0xC0);
+    last = _mm256_blend_epi32(last, rf_triple(last), 0x80);
+    code[7] = rf_digit(_mm256_blend_epi32(x, last, 0xF0));
+}
+
+RF_INLINE void rf_codes_tq2_0(const uint8_t *block, __m256i code[8])
+{
+    for (int j = 0; j < 8; j++) {
+        const __m256i q = rf_load_256(block + j / 4 * 32);
+        code[j] = _mm256_and_si256(_mm256_srli_epi16(q, j % 4 * 2), _mm256_set1_epi8(3));
+    }
+}
+
+RF_INLINE void rf_unpack_ternary(const __m256i code[8], int16_t *w)
+{
+    for (int j = 0; j < 8; j++) {
+        const __m256i value = _mm256_sub_epi8(code[j], _mm256_set1_epi8(1));
+        rf_store_256(w + 32 * j, rf_low_i16(value));
+        rf_store_256(w + 32 * j + 16, rf_high_i16(value));
+    }
+}
+
+RF_INLINE void rf_unpack_tq1_0(const uint8_t *block, rf_unpacked *out)
+{
+    __m256i code[8];
+    rf_codes_tq1_0(block, code);
+    out->scale = rf_load_f16(block + offsetof(rf_block_tq1_0, d));
+    rf_unpack_ternary(code, out->w);
+}
+
+RF_INLINE void rf_unpack_tq2_0(const uint8_t *block, rf_unpacked *out)
+{
+    __m256i code[8];
+    rf_codes_tq2_0(block, code);
+    out->scale = rf_load_f16(block + offsetof(rf_block_tq2_0, d));
+    rf_unpack_ternary(code, out->w);
+}
+
 #endif

@@ -156,6 +156,61 @@ static void unpack_q6_k(const uint8_t *block, rf_unpacked *out)
     }
 }
 
+static void unpack_iq4_nl(const uint8_t *block, rf_unpacked *out)
+{
+    const uint8_t *qs = block + offsetof(rf_block_iq4_nl, qs);
+    out->scale = rf_f16_to_f32(rf_load_u16(block));
+    for (int i = 0; i < 16; i++) {
+        out->w[i] = rf_iq4_values[qs[i] & 15];
+        out->w[i + 16] = rf_iq4_values[qs[i] >> 4];
+    }
+}
+
+static void unpack_iq4_xs(const uint8_t *block, rf_unpacked *out)
+{
+    const uint32_t high = rf_load_u16(block + offsetof(rf_block_iq4_xs, scales_h));
+    const uint32_t low = rf_load_u32(block + offsetof(rf_block_iq4_xs, scales_l));
+    const uint8_t *qs = block + offsetof(rf_block_iq4_xs, qs);
+    out->scale = rf_f16_to_f32(rf_load_u16(block));
+    for (int j = 0; j < 8; j++, qs += 16) {
+        const int scale = (int)((low >> 4 * j & 15) | (high >> 2 * j & 3) << 4) - 32;
+        for (int i = 0; i < 16; i++) {
+            out->w[32 * j + i] = (int16_t)(rf_iq4_values[qs[i] & 15] * scale);
+            out->w[32 * j + i + 16] = (int16_t)(rf_iq4_values[qs[i] >> 4] * scale);
+        }
+    }
+}
+
+/* Digits of base 3, the first one first: each times 3 carries one out of the byte. */
+static void unpack_digits(const uint8_t *bytes, int width, int digits, int16_t *w)
+{
+    for (int i = 0; i < width; i++) {
+        unsigned left = bytes[i];
+        for (int n = 0; n < digits; n++) {
+            left = (left & 255) * 3;
+            w[n * width + i] = (int16_t)((int)(left >> 8) - 1);
+        }
+    }
+}
+
+static void unpack_tq1_0(const uint8_t *block, rf_unpacked *out)
+{
+    out->scale = rf_f16_to_f32(rf_load_u16(block + offsetof(rf_block_tq1_0, d)));
+    unpack_digits(block, 32, 5, out->w);
+    unpack_digits(block + 32, 16, 5, out->w + 160);
+    unpack_digits(block + offsetof(rf_block_tq1_0, qh), 4, 4, out->w + 240);
+}
+
+static void unpack_tq2_0(const uint8_t *block, rf_unpacked *out)
+{
+    out->scale = rf_f16_to_f32(rf_load_u16(block + offsetof(rf_block_tq2_0, d)));
+    for (int j = 0; j < 8; j++) {
+        for (int i = 0; i < 32; i++) {
+            out->w[32 * j + i] = (int16_t)((block[j / 4 * 32 + i] >> j % 4 * 2 & 3) - 1);
+        }
+    }
+}
+
 /* format, block, block bytes, fold, weights to a minimum */
 const rf_quant rf_quants[RF_QUANT_COUNT] = {
     {RF_Q4_0, 32, sizeof(rf_block_q4_0), 32, 0, unpack_q4_0},
@@ -168,6 +223,10 @@ const rf_quant rf_quants[RF_QUANT_COUNT] = {
     {RF_Q4_K, 256, sizeof(rf_block_q4_k), 256, 32, unpack_q4_k},
     {RF_Q5_K, 256, sizeof(rf_block_q5_k), 128, 32, unpack_q5_k},
     {RF_Q6_K, 256, sizeof(rf_block_q6_k), 64, 0, unpack_q6_k},
+    {RF_IQ4_NL, 32, sizeof(rf_block_iq4_nl), 32, 0, unpack_iq4_nl},
+    {RF_IQ4_XS, 256, sizeof(rf_block_iq4_xs), 64, 0, unpack_iq4_xs},
+    {RF_TQ1_0, 256, sizeof(rf_block_tq1_0), 256, 0, unpack_tq1_0},
+    {RF_TQ2_0, 256, sizeof(rf_block_tq2_0), 256, 0, unpack_tq2_0},
 };
 
 const rf_quant *rf_quant_of(rf_format format)

@@ -7,8 +7,9 @@
 
 #define TOKENS_MAX 70u
 
-static const rf_format formats[] = {RF_F32,  RF_F16,  RF_BF16, RF_Q4_0, RF_Q4_1, RF_Q5_0, RF_Q5_1,
-                                    RF_Q8_0, RF_Q2_K, RF_Q3_K, RF_Q4_K, RF_Q5_K, RF_Q6_K};
+static const rf_format formats[] = {RF_F32,  RF_F16,    RF_BF16,   RF_Q4_0,  RF_Q4_1, RF_Q5_0,
+                                    RF_Q5_1, RF_Q8_0,   RF_Q2_K,   RF_Q3_K,  RF_Q4_K, RF_Q5_K,
+                                    RF_Q6_K, RF_IQ4_NL, RF_IQ4_XS, RF_TQ1_0, RF_TQ2_0};
 
 /* ---- adversarial input ------------------------------------------------------------------- */
 
@@ -37,6 +38,12 @@ static void scale_offsets(rf_format format, int *d, int *m)
         break;
     case RF_Q6_K:
         *d = 208;
+        break;
+    case RF_TQ1_0:
+        *d = 52;
+        break;
+    case RF_TQ2_0:
+        *d = 64;
         break;
     default:
         break;

@@ -475,7 +475,7 @@ static void a_tensor_of_another_shape_or_format_is_refused_by_its_name(void **st
         {{"blk.1.attn_k.weight", RF_FORMAT_NONE, 0, {0}}, BAD},
         {{"blk.0.attn_v.weight", RF_I8, 2, {32, 16}}, UNSUPPORTED},
         {{"blk.0.attn_v.weight", RF_F64, 2, {32, 16}}, UNSUPPORTED},
-        {{"blk.0.attn_v.weight", RF_IQ4_NL, 2, {32, 16}}, UNSUPPORTED},
+        {{"blk.0.attn_v.weight", RF_MXFP4, 2, {32, 16}}, UNSUPPORTED},
         {{"blk.0.attn_output.weight", RF_F32, 2, {16, 32}}, BAD},
         {{"blk.1.ffn_gate.weight", RF_F32, 2, {48, 32}}, BAD},
         {{"blk.1.ffn_up.weight", RF_FORMAT_NONE, 0, {0}}, BAD},
