@@ -76,17 +76,18 @@ def test_each_weight_format_means_what_its_definition_says(kind, tmp_path):
     compare(path, tmp_path, tolerance, *EXACT_KV)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"])
 def test_formats_of_32_work_on_rows_of_any_number_of_blocks(kind, tmp_path):
     shape = tiny_models.Shape(width=96, ffn=160, heads=3, kv_heads=1, k_dim=32, v_dim=32,
                               kind=kind, tied=True)
     compare(tiny_models.write(tmp_path / "m.gguf", shape), tmp_path, PACKED, *EXACT_KV)
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K",
+                                  "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0"])
 def test_the_scalar_kernels_agree_with_the_reference(kind, tmp_path):
     path = tiny_models.write(tmp_path / "m.gguf", tiny_models.WIDE.but(kind=kind, layers=1))
-    tolerance = FLOAT if kind in ("F32", "F16") else PACKED
+    tolerance = FLOAT if kind in ("F32", "F16", "BF16") else PACKED
     compare(path, tmp_path, tolerance, *EXACT_KV, "--cpu", "scalar")
 
 

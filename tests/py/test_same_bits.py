@@ -36,7 +36,8 @@ def test_perplexity_is_the_same_to_the_last_digit(stories, text_file):
     assert len(set(figures.values())) == 1, figures
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "Q4_0", "Q8_0", "Q4_1", "Q4_K", "Q6_K", "Q5_K"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q8_0", "Q4_1", "Q4_K", "Q6_K",
+                                  "Q5_K", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0"])
 def test_scores_are_the_same_for_each_format(kind, tmp_path, text_file):
     path = tiny_models.write(tmp_path / "m.gguf", tiny_models.WIDE.but(kind=kind, ctx=512))
     short = tmp_path / "short"

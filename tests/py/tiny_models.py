@@ -10,7 +10,8 @@ import gguf.quants
 import numpy as np
 
 KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K",
-         "Q5_K", "Q6_K"]
+         "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0"]
+RANDOM_BLOCKS = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]  # no quantiser
 PAIRS = [a + b for a in string.ascii_lowercase for b in "aeiounrst"]
 
 
@@ -66,8 +67,8 @@ SHAPES = {
 WIDE = Shape(width=256, ffn=512, heads=4, kv_heads=2, k_dim=64, v_dim=64)
 
 
-def k_blocks(rng, kind, rows, cols):
-    """Random blocks of a K format with values of about the spread 1/sqrt(cols)."""
+def random_blocks(rng, kind, rows, cols):
+    """Random blocks of a format that the package cannot write, with values of about the spread 1/sqrt(cols)."""
     block, size = gguf.GGML_QUANT_SIZES[kind]
     count = rows * cols // block
     raw = rng.integers(0, 256, (count, size), dtype=np.uint8)
@@ -101,6 +102,10 @@ def k_blocks(rng, kind, rows, cols):
         half(82, spread / 12 * 1.5)
     elif kind.name == "Q3_K":
         half(108, spread / 45)
+    elif kind.name == "IQ4_NL":
+        half(0, spread / 70)
+    elif kind.name == "IQ4_XS":
+        half(0, spread / 1300)
     else:
         raise ValueError(kind.name)
     return raw.reshape(rows, cols // block * size)
@@ -149,8 +154,8 @@ def write(path, shape):
     kind = gguf.GGMLQuantizationType[shape.kind]
 
     def matrix(name, rows, cols, gain=1.0):
-        if kind.name.endswith("_K"):
-            writer.add_tensor(name, k_blocks(rng, kind, rows, cols), raw_dtype=kind)
+        if kind.name in RANDOM_BLOCKS:
+            writer.add_tensor(name, random_blocks(rng, kind, rows, cols), raw_dtype=kind)
             return
         values = (rng.standard_normal((rows, cols)) * gain / np.sqrt(cols)).astype(np.float32)
         if kind.name in ("F32", "F16"):
