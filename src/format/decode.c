@@ -2,8 +2,9 @@
  *
  * These functions are the definition that every kernel is tested against, and agree bit for bit
  * with the reference (`gguf` Python package, gguf/quants.py). No product rounds: the 11 bits of a
- * half, and 7 of a scale and 5 of a value (or 5 and 7), fit into the 24 of a float. So only the addition of
- * the minimum does, and neither the order of the factors nor a fused multiply-add changes a bit.
+ * half, and 7 of a scale and 5 of a value (or 5 and 7), fit into the 24 of a float. So only the
+ * addition of the minimum does, and neither the order of the factors nor a fused multiply-add
+ * changes a bit.
  *
  * Rows lie at any address: a block is copied out before it is read. Nothing is checked here; the
  * header reader has seen to it that a row is a whole number of blocks.

@@ -68,7 +68,7 @@ WIDE = Shape(width=256, ffn=512, heads=4, kv_heads=2, k_dim=64, v_dim=64)
 
 
 def random_blocks(rng, kind, rows, cols):
-    """Random blocks of a format that the package cannot write, with values of about the spread 1/sqrt(cols)."""
+    """Random blocks of a format that the package cannot write; values spread about 1/sqrt(cols)."""
     block, size = gguf.GGML_QUANT_SIZES[kind]
     count = rows * cols // block
     raw = rng.integers(0, 256, (count, size), dtype=np.uint8)
