@@ -370,14 +370,19 @@ RF_INLINE eight eight_iq4_nl(const uint8_t *blocks, const input *in, uint32_t at
 {
     const size_t bytes = sizeof(rf_block_iq4_nl);
     const int16_t *q = in->q + (size_t)at * 32;
-    const __m256i table = rf_iq4_table();
+    const __m256i table = _mm256_xor_si256(rf_iq4_table(), _mm256_set1_epi8(-128));
     __m256i part[8];
     for (size_t i = 0; i < 8; i++) {
-        const __m256i values = rf_look_up_nibbles(table, blocks + i * bytes + 2);
-        part[i] = _mm256_add_epi32(madd_load(rf_low_i16(values), q + 32 * i),
-                                   madd_load(rf_high_i16(values), q + 32 * i + 16));
+        /* An index with its top bit set gives 0, so values plus 128 come out as 16 bits. */
+        const __m256i both =
+            _mm256_or_si256(rf_load_bytes_u16(blocks + i * bytes + 2), rf_i16(-0x8000));
+        const __m256i low = _mm256_shuffle_epi8(table, _mm256_and_si256(both, rf_i16(-0x7FF1)));
+        const __m256i high = _mm256_shuffle_epi8(table, _mm256_srai_epi16(both, 4));
+        part[i] = _mm256_add_epi32(madd_load(low, q + 32 * i), madd_load(high, q + 32 * i + 16));
     }
-    return (eight){.sum = rf_sum_each_of_8(part), .scale = load_halves(blocks, bytes)};
+    const __m256i offset = _mm256_slli_epi32(rf_load_256(in->sums_32 + at), 7);
+    return (eight){.sum = _mm256_sub_epi32(rf_sum_each_of_8(part), offset),
+                   .scale = load_halves(blocks, bytes)};
 }
 
 /* Partial sums of the four folds of a block of iq4_xs, with 128 added to the values of the table:
