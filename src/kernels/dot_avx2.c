@@ -3,7 +3,7 @@
  * A row is walked in chunks of eight folds, which meet the eight lanes of kernels.h in one fma:
  * each fold leaves a vector of eight partial integers, and eight such vectors become one vector of
  * eight fold sums by one transposing addition. Integers are exact, so they may be split and offset
- * as the instructions like: codes stay unsigned, and the K formats take their activations as two
+ * as the instructions like: codes stay unsigned, and blocks of 256 take their activations as two
  * planes of bytes. What is left of a row after whole chunks goes through the plain unpacking.
  */
 #include "kernels/unpack_avx2.h"

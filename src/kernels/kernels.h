@@ -54,7 +54,7 @@ typedef enum rf_act { RF_ACT_F32, RF_ACT_INT16, RF_ACT_INT8, RF_ACT_COUNT } rf_a
 typedef struct rf_act_layout {
     rf_act act;
     uint32_t k;
-    uint32_t block; /* 256 for the K formats, 32 for the others; 0 for f32 */
+    uint32_t block; /* that of the weights, 256 or 32; 0 for f32 */
     uint64_t scale_offset;
     uint64_t multiplier_offset; /* int8 in blocks of 256 */
     uint64_t sum_offset;

@@ -55,7 +55,8 @@ static void set_weight(sample *s, uint32_t layer, rf_weight_slot slot, rf_format
 
 static rf_format random_format(uint64_t *seed)
 {
-    static const rf_format formats[] = {RF_F32, RF_F16, RF_Q8_0, RF_Q4_K, RF_Q6_K};
+    static const rf_format formats[] = {RF_F32,  RF_F16,  RF_BF16,   RF_Q8_0,
+                                        RF_Q4_K, RF_Q6_K, RF_IQ4_NL, RF_TQ1_0};
     return formats[random_below(seed, RF_ARRAY_COUNT(formats))];
 }
 
