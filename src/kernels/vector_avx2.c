@@ -1,4 +1,5 @@
-/* kernels/vector_avx2.c: norm, rotation, activation function, exp, argmax and KV rows with AVX2. Tails go through the scalar definitions, whose bits are the same.
+/* kernels/vector_avx2.c: norm, rotation, activation function, exp, argmax and KV rows with AVX2.
+ * Tails go through the scalar definitions, whose bits are the same.
  */
 #include "kernels/avx2.h"
 
