@@ -616,15 +616,21 @@ static void holds(const blob *b)
     free(now.data);
 }
 
+static void die(int number)
+{
+    (void)number;
+    kill(getpid(), SIGKILL);
+}
+
 /* In a child with room for so many bytes of a file: its exit code, or minus the signal. */
-static int save_with_limit(session *s, writing *w, rlim_t bytes, bool dies)
+static int save_with_limit(session *s, writing *w, rlim_t bytes, void (*at_limit)(int))
 {
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
         struct rlimit limit = {bytes, bytes};
         rf_error err = {0};
-        signal(SIGXFSZ, dies ? SIG_DFL : SIG_IGN);
+        signal(SIGXFSZ, at_limit);
         setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
         if (setrlimit(RLIMIT_FSIZE, &limit) != 0)
             _exit(99);
@@ -650,13 +656,20 @@ static void a_save_that_fails_or_dies_leaves_the_old_file_whole(void **state)
     proceed(&s, 0, 50, &w);
     uint32_t files = files_in_folder();
     for (rlim_t bytes = 0; bytes < old.size; bytes += 997) { /* the disk is full */
-        assert_int_equal(save_with_limit(&s, &w, bytes, false), RF_ERR_IO);
+        assert_int_equal(save_with_limit(&s, &w, bytes, SIG_IGN), RF_ERR_IO);
         holds(&old);
         assert_int_equal(files_in_folder(), files);
     }
-    assert_int_equal(save_with_limit(&s, &w, 5000, true), -SIGXFSZ);
+    assert_int_equal(save_with_limit(&s, &w, 5000, SIG_DFL), -SIGXFSZ);
     holds(&old);
-    assert_int_equal(save_with_limit(&s, &w, RLIM_INFINITY, true), RF_OK);
+    assert_int_equal(files_in_folder(), files);
+    for (rlim_t bytes = 0; bytes < old.size; bytes += 3989) {
+        assert_int_equal(save_with_limit(&s, &w, bytes, die), -SIGKILL);
+        holds(&old);
+        assert_int_equal(files_in_folder(), files);
+    }
+    assert_int_equal(save_with_limit(&s, &w, RLIM_INFINITY, SIG_DFL), RF_OK);
+    assert_int_equal(files_in_folder(), files);
     proceed(&s, 0, 100, &w);
     must(restore(&s, 1, SLOT_PATH, &again, &err), &err);
     again.logits = 0;
