@@ -176,6 +176,30 @@ static void a_rope_that_does_not_fit_the_keys_is_refused(void **state)
     }
 }
 
+/* A window keeps the rings small, however many positions there are; what is kept of their blocks
+ * is not. */
+static void bookkeeping_that_leaves_64_bits_is_refused(void **state)
+{
+    (void)state;
+    shape s = shape_with("r8", "r8", true);
+    s.k_width = s.v_width = s.dims = 8;
+    s.slots = 1u << 31;
+    s.capacity = 1ull << 48;
+    s.window = s.chunk = 1;
+    for (int absurd = 1; absurd >= 0; absurd--) {
+        rf_plan plan;
+        rf_kv_layer layer;
+        rf_error err = {0};
+        rf_kv *kv = NULL;
+        rf_kv_config config = config_of(&s, &layer);
+        rf_plan_init(&plan, NULL, 0);
+        assert_int_equal(rf_kv_plan(&plan, &config, &err), absurd ? RF_ERR_NO_FIT : RF_OK);
+        assert_int_equal(rf_kv_open(NULL, &config, &kv, &err), RF_ERR_NO_FIT);
+        assert_string_equal(err.where, absurd ? "kv.state" : "reserve");
+        s.slots = 1u << 16; /* large, and a number */
+    }
+}
+
 /* ---- going back -------------------------------------------------------------------------- */
 
 /* At every step a chunk of other rows first, which is forgotten again. */
@@ -364,6 +388,7 @@ int main(void)
         cmocka_unit_test(zeros_and_denormals_are_kept_without_a_nan),
         cmocka_unit_test(statistics_that_cannot_be_are_refused),
         cmocka_unit_test(a_rope_that_does_not_fit_the_keys_is_refused),
+        cmocka_unit_test(bookkeeping_that_leaves_64_bits_is_refused),
         cmocka_unit_test(an_aborted_append_changes_nothing_that_is_read),
         cmocka_unit_test(going_back_is_refused_where_recent_rows_are_gone_and_else_exact),
         cmocka_unit_test(sinks_do_not_keep_a_full_store_from_going_back),
