@@ -236,7 +236,7 @@ static uint32_t widest_key(const rf_kv_config *config)
 static uint64_t scratch_of(const rf_kv_config *config)
 {
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < config->layer_count; i++) {
+    for (uint32_t i = 0; i < config->layer_count && !config->no_scratch; i++) {
         const rf_kv_layer *layer = &config->layers[i];
         /* The store alone does not know the queries' heads; 64 of a group fill a tile. */
         if (layer->kv_heads)
@@ -280,7 +280,7 @@ uint64_t rf_kv_lay_state(const rf_kv_config *config, rf_kv *kv)
         kv->phases = phases;
         kv->pinned_phases = pinned_phases;
         kv->spread = spread;
-        kv->own_scratch = scratch;
+        kv->own_scratch = config->no_scratch ? NULL : scratch;
         kv->phase_count = phase_count;
         kv->pairs = (uint32_t)pairs;
     }

@@ -69,7 +69,7 @@ struct rf_kv {
     float *spread; /* [2][pairs][pairs]: how far averages over a block shrink, i - j, i + j */
     uint64_t phase_count;
     uint32_t pairs;    /* of the widest key; pairs behind rope.dims do not turn */
-    void *own_scratch; /* for appends and attention of a caller without a team */
+    void *own_scratch; /* for appends and attention of a caller without a team; NULL: none */
     uint64_t capacity;
     uint64_t ring_bytes;
     uint64_t own_bytes; /* AMBIENT: what rf_kv_close gives back, from the store's own address */
