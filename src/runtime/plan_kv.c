@@ -133,7 +133,7 @@ rf_status rf_plan_kv(rf_model_plan *plan, rf_error *err)
     plan->kv.rope = (rf_kv_rope){.dims = plan->config->rope.dims,
                                  .interleaved = plan->config->rope.interleaved};
     plan->kv.calibrated = options->kv_calibration && rf_options_calibrate(options);
-    if (plan->kv.calibrated)
+    if (options->kv_calibration)
         rf_print(plan->calibration, sizeof plan->calibration, "%s", options->kv_calibration);
     return RF_OK;
 }

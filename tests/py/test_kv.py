@@ -248,8 +248,10 @@ def test_a_calibration_of_another_model_is_refused(tmp_path, stories):
     other.write_bytes(bytes_)
     path = tmp_path / "other.rfcal"
     runner.run("calibrate", other, "--quick", "--kv-calibration", path)
-    where, what = refused("run", stories, "-n", 1, "-ctk", "r4", "--kv-calibration", path, code=3)
-    assert where == str(path) and "another model" in what
+    for keys in ("r4", "f16"):
+        where, what = refused("run", stories, "-n", 1, "-ctk", keys, "-ctv", "r4",
+                              "--kv-calibration", path, code=3)
+        assert where == str(path) and "another model" in what
 
 
 def test_a_damaged_calibration_is_refused_whole(tmp_path, stories, calibration):
