@@ -57,6 +57,8 @@ typedef struct rf_kv_config {
     uint64_t seed;          /* of the rotation's signs */
     rf_kv_rope rope;
     bool calibrated; /* rf_kv_set_calibration will be called for every layer and head */
+    bool no_scratch; /* of an engine whose workers have theirs: rf_kv_append and rf_kv_attention
+                        refuse, what they do is run in parts */
 } rf_kv_config;
 /* slots 1, recent_blocks 2, seed 1; everything else zero. */
 RF_API void rf_kv_config_init(rf_kv_config *config);

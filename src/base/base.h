@@ -172,7 +172,10 @@ typedef struct rf_piece { /* bytes to be written, borrowed */
     uint64_t bytes;
 } rf_piece;
 /* Writes pieces[count] behind each other into a temporary file beside path, syncs it and renames
- * it to path: after a failure the file that was there is as it was. Errors: RF_ERR_IO. */
+ * it to path: after a failure the file that was there is as it was. A process that is killed in
+ * here leaves nothing where the file system knows files without a name (O_TMPFILE); else, and
+ * between the last two steps, path + ".ringfence.tmp", which the next write to path takes over.
+ * Errors: RF_ERR_IO, also when another process is writing path under that name. */
 rf_status rf_os_write_file(const char *path, const rf_piece *pieces, uint32_t count, rf_error *err);
 /* Populates the page tables of a file range by reading; progress (may be NULL) is called now and
  * then with the bytes done and stops the work when it returns false. */

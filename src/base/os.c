@@ -12,6 +12,7 @@
 #include <sched.h>
 #include <stdio.h> /* rename, nothing else */
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -50,6 +51,18 @@ static const char *errno_text(int code)
         return "out of memory";
     case EIO:
         return "input/output error";
+    case ENOSPC:
+        return "no space is left on the device";
+    case EDQUOT:
+        return "the disk quota is used up";
+    case EFBIG:
+        return "the file would be too large";
+    case EROFS:
+        return "the file system is read-only";
+    case EISDIR:
+        return "it is a directory";
+    case EAGAIN:
+        return "another process is writing it";
     case ENODEV:
         return "the file system cannot map files";
     case EOVERFLOW:
@@ -259,18 +272,76 @@ static bool write_all(int file, const uint8_t *data, uint64_t bytes)
     return true;
 }
 
+/* Everything written and on the disk: 0, or the system's reason. */
+static int write_pieces(int file, const rf_piece *pieces, uint32_t count)
+{
+    errno = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (!write_all(file, pieces[i].data, pieces[i].bytes))
+            return errno ? errno : EIO;
+    }
+    return fsync(file) == 0 ? 0 : errno;
+}
+
+/* Gives a file without a name this one, which at most a dead process has left there. */
+static bool name_file(int file, const char *name)
+{
+    char self[32];
+    rf_print(self, sizeof self, "/proc/self/fd/%d", file);
+    for (int tries = 0; tries < 2; tries++) {
+        if (linkat(AT_FDCWD, self, AT_FDCWD, name, AT_SYMLINK_FOLLOW) == 0)
+            return true;
+        if (errno != EEXIST || unlink(name) != 0)
+            return false;
+    }
+    return false;
+}
+
+/* The empty file of this name; what a dead process left is taken over, since its lock died with it.
+ * No link is followed: only the temporary file itself is ever emptied. A file system that knows no
+ * locks must do without. */
+static int open_named(const char *name)
+{
+    struct stat held, named;
+    int file = open(name, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0644);
+    if (file < 0)
+        return -1;
+    bool alone = flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+    if (alone && fstat(file, &held) == 0 && lstat(name, &named) == 0 && S_ISREG(held.st_mode) &&
+        held.st_nlink == 1 && held.st_dev == named.st_dev && held.st_ino == named.st_ino &&
+        ftruncate(file, 0) == 0)
+        return file;
+    close(file);
+    errno = EAGAIN;
+    return -1;
+}
+
+/* Makes name a whole file, on the disk: 0, or the system's reason. *out stays open, for its lock;
+ * -1: there is none. A file without a name goes with the process that writes it, so it gets its
+ * name when it is whole; where that cannot be, it has one from the start. */
+static int write_beside(const char *folder, const char *name, const rf_piece *pieces,
+                        uint32_t count, int *out)
+{
+    *out = open(folder, O_WRONLY | O_TMPFILE | O_CLOEXEC, 0644);
+    if (*out >= 0) {
+        int code = write_pieces(*out, pieces, count);
+        if (code || name_file(*out, name))
+            return code;
+        close(*out);
+    }
+    *out = open_named(name);
+    if (*out < 0)
+        return errno;
+    int code = write_pieces(*out, pieces, count);
+    if (code)
+        unlink(name);
+    return code;
+}
+
 /* After a rename the folder's own entry must reach the disk; where that cannot be asked, the file
  * is whole all the same. */
-static void sync_folder(const char *path)
+static void sync_folder(const char *folder)
 {
-    char folder[4096];
-    size_t length = strlen(path);
-    while (length > 0 && path[length - 1] != '/')
-        length--;
-    if (length >= sizeof folder)
-        return;
-    memcpy(folder, path, length);
-    memcpy(folder + length, ".", 2);
     int handle = open(folder, O_RDONLY | O_CLOEXEC | O_DIRECTORY);
     if (handle >= 0) {
         (void)fsync(handle);
@@ -280,31 +351,25 @@ static void sync_folder(const char *path)
 
 rf_status rf_os_write_file(const char *path, const rf_piece *pieces, uint32_t count, rf_error *err)
 {
-    char temporary[4096];
-    if (strlen(path) + 32 > sizeof temporary)
+    char folder[4096], temporary[4096];
+    size_t length = strlen(path);
+    if (length + 32 > sizeof temporary)
         return rf_fail(err, RF_ERR_IO, path, "cannot write: the path is too long");
-    rf_print(temporary, sizeof temporary, "%s.%d.tmp", path, (int)getpid());
-    int file = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-    if (file < 0)
-        return fail_errno(err, RF_ERR_IO, path, "cannot write", errno);
-    bool done = true;
-    for (uint32_t i = 0; i < count && done; i++)
-        done = write_all(file, pieces[i].data, pieces[i].bytes);
-    done = done && fsync(file) == 0;
-    int code = errno;
-    if (close(file) != 0 && done) {
-        done = false;
+    rf_print(temporary, sizeof temporary, "%s.ringfence.tmp", path);
+    while (length > 0 && path[length - 1] != '/')
+        length--;
+    rf_print(folder, sizeof folder, "%.*s.", (int)length, path);
+    int file;
+    int code = write_beside(folder, temporary, pieces, count, &file);
+    if (!code && rename(temporary, path) != 0) {
         code = errno;
-    }
-    if (done && rename(temporary, path) != 0) {
-        done = false;
-        code = errno;
-    }
-    if (!done) {
         unlink(temporary);
-        return fail_errno(err, RF_ERR_IO, path, "cannot write", code);
     }
-    sync_folder(path);
+    if (file >= 0)
+        close(file); /* nothing is lost here: the bytes are on the disk, or a reason is known */
+    if (code)
+        return fail_errno(err, RF_ERR_IO, path, "cannot write", code);
+    sync_folder(folder);
     return RF_OK;
 }
 

@@ -114,12 +114,14 @@ rf_status cli_calibration_ready(const cli_args *args, cli_model *model, rf_optio
                                 bool only_plan, rf_error *err)
 {
     const char *wish = args->kv_calibration ? args->kv_calibration : "auto";
-    if (!rf_options_calibrate(options) || strcmp(wish, "off") == 0)
+    if (strcmp(wish, "off") == 0)
         return RF_OK;
     if (strcmp(wish, "auto") != 0) {
         options->kv_calibration = wish;
         return RF_OK;
     }
+    if (!rf_options_calibrate(options))
+        return RF_OK;
     options->kv_calibration = model->calibration;
     if (only_plan && model->file_info.data_missing) {
         rf_print(model->calibration, sizeof model->calibration, "(to be made)");

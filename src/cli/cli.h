@@ -227,9 +227,9 @@ rf_status cli_calibration_path(const cli_model *model, char *path, size_t capaci
 /* Makes one and keeps it at path. */
 rf_status cli_calibration_make(const cli_args *args, const cli_model *model, const char *path,
                                rf_error *err);
-/* Sets options->kv_calibration when a format of keys makes use of one, as --kv-calibration says;
- * makes it where there is none, unless the model is only planned, once the options are known to
- * give a plan. */
+/* Sets options->kv_calibration as --kv-calibration says: a named file is used by any format;
+ * without one, when a format of keys needs it, and it is made where there is none, unless the
+ * model is only planned, once the options are known to give a plan. */
 rf_status cli_calibration_ready(const cli_args *args, cli_model *model, rf_options *options,
                                 bool only_plan, rf_error *err);
 rf_status cli_file_open(const cli_args *args, cli_model *model, rf_error *err);

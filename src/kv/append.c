@@ -182,6 +182,8 @@ rf_status rf_kv_append(rf_kv *kv, uint32_t slot, uint32_t layer, const float *ke
 {
     rf_error own;
     rf_kv_append_job job;
+    if (!kv->own_scratch)
+        return rf_fail(err, RF_ERR_USAGE, "kv.append", "the store has no scratch of its own");
     rf_status status = rf_kv_append_begin(kv, slot, layer, keys, key_stride, values, value_stride,
                                           count, &job, err ? err : &own);
     if (status)

@@ -11,6 +11,8 @@ rf_status rf_kv_attention(rf_kv *kv, uint32_t slot, uint32_t layer, const rf_kv_
     rf_error own;
     if (!err)
         err = &own;
+    if (!kv->own_scratch)
+        return rf_fail(err, RF_ERR_USAGE, "kv.attention", "the store has no scratch of its own");
     layer = layer < kv->layer_count ? kv->layers[layer].reads : layer;
     if (slot >= kv->slot_count || layer >= kv->layer_count || kv->layers[layer].kv_heads == 0)
         return rf_fail(err, RF_ERR_USAGE, "kv.attention", "no such slot or layer");

@@ -159,6 +159,13 @@ rf_status rf_kv_layer_resolve(const rf_kv_config *config, uint32_t layer_index,
     return RF_OK;
 }
 
+/* UINT64_MAX when the product leaves 64 bits. */
+static uint64_t times(uint64_t a, uint64_t b)
+{
+    uint64_t product;
+    return rf_mul(a, b, &product) ? product : UINT64_MAX;
+}
+
 static uint64_t heads_in_all(const rf_kv_config *config, const rf_kv_layer_store *layer)
 {
     return (uint64_t)config->slots * layer->kv_heads; /* two 32-bit numbers */
@@ -167,8 +174,7 @@ static uint64_t heads_in_all(const rf_kv_config *config, const rf_kv_layer_store
 static uint64_t rows_in_all(const rf_kv_config *config, const rf_kv_layer_store *layer,
                             uint64_t rows)
 {
-    uint64_t all;
-    return rf_mul(heads_in_all(config, layer), rows, &all) ? all : UINT64_MAX;
+    return times(heads_in_all(config, layer), rows);
 }
 
 rf_kv_extent rf_kv_extent_of(const rf_kv_config *config, const rf_kv_layer_store *layer,
@@ -230,24 +236,27 @@ static uint32_t widest_key(const rf_kv_config *config)
 static uint64_t scratch_of(const rf_kv_config *config)
 {
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < config->layer_count; i++) {
+    for (uint32_t i = 0; i < config->layer_count && !config->no_scratch; i++) {
         const rf_kv_layer *layer = &config->layers[i];
         /* The store alone does not know the queries' heads; 64 of a group fill a tile. */
-        bytes = RF_MAX(bytes, rf_kv_scratch_bytes(layer->k_width, layer->v_width, 64));
+        if (layer->kv_heads)
+            bytes = RF_MAX(bytes, rf_kv_scratch_bytes(layer->k_width, layer->v_width, 64));
     }
     return bytes;
 }
 
 typedef struct laying {
     uint8_t *base;
-    uint64_t at;
+    uint64_t at; /* UINT64_MAX: the sizes have left 64 bits */
 } laying;
 
 /* The next piece, aligned; its address when there is memory. */
-static void *lay(laying *state, uint64_t bytes)
+static void *lay(laying *state, uint64_t count, uint64_t unit_bytes)
 {
     void *address = state->base ? state->base + state->at : NULL;
-    state->at += (bytes + RF_CACHE_LINE - 1) & ~(uint64_t)(RF_CACHE_LINE - 1);
+    uint64_t bytes = times(count, unit_bytes);
+    if (!rf_align_up(bytes, RF_CACHE_LINE, &bytes) || !rf_add(state->at, bytes, &state->at))
+        state->at = UINT64_MAX;
     return address;
 }
 
@@ -256,30 +265,31 @@ uint64_t rf_kv_lay_state(const rf_kv_config *config, rf_kv *kv)
     laying state = {(uint8_t *)kv, 0};
     uint64_t slots = config->slots, pairs = (widest_key(config) + 1) / 2;
     uint64_t phase_count = config->calibrated ? config->capacity / RF_KV_MEAN_BLOCK + 3 : 0;
-    lay(&state, sizeof(rf_kv));
-    void *layers = lay(&state, config->layer_count * sizeof(rf_kv_layer_store));
-    void *slot_states = lay(&state, slots * sizeof(rf_kv_slot));
-    void *phases = lay(&state, slots * phase_count * pairs * 2 * sizeof(float));
+    uint64_t block_phases = pairs * 2 * sizeof(float);
+    lay(&state, 1, sizeof(rf_kv));
+    void *layers = lay(&state, config->layer_count, sizeof(rf_kv_layer_store));
+    void *slot_states = lay(&state, slots, sizeof(rf_kv_slot));
+    void *phases = lay(&state, times(slots, phase_count), block_phases);
     uint64_t pinned = config->calibrated ? rf_kv_pinned_blocks(config->sinks) : 0;
-    void *pinned_phases = lay(&state, pinned * pairs * 2 * sizeof(float));
-    void *spread = lay(&state, config->calibrated ? pairs * pairs * 2 * sizeof(float) : 0);
-    void *scratch = lay(&state, scratch_of(config));
+    void *pinned_phases = lay(&state, pinned, block_phases);
+    void *spread = lay(&state, config->calibrated ? pairs : 0, block_phases);
+    void *scratch = lay(&state, scratch_of(config), 1);
     if (kv) {
         kv->layers = layers;
         kv->slots = slot_states;
         kv->phases = phases;
         kv->pinned_phases = pinned_phases;
         kv->spread = spread;
-        kv->own_scratch = scratch;
+        kv->own_scratch = config->no_scratch ? NULL : scratch;
         kv->phase_count = phase_count;
         kv->pairs = (uint32_t)pairs;
     }
     for (uint32_t i = 0; i < config->layer_count; i++) {
         const rf_kv_layer *layer = &config->layers[i];
-        uint8_t *signs[2] = {lay(&state, (layer->k_width + 63) / 64 * 8),
-                             lay(&state, (layer->v_width + 63) / 64 * 8)};
-        int8_t *bases[2] = {lay(&state, layer->kv_heads), lay(&state, layer->kv_heads)};
-        uint64_t *block = lay(&state, slots * layer->kv_heads * sizeof(uint64_t));
+        uint8_t *signs[2] = {lay(&state, ((uint64_t)layer->k_width + 63) / 64, 8),
+                             lay(&state, ((uint64_t)layer->v_width + 63) / 64, 8)};
+        int8_t *bases[2] = {lay(&state, layer->kv_heads, 1), lay(&state, layer->kv_heads, 1)};
+        uint64_t *block = lay(&state, times(slots, layer->kv_heads), sizeof(uint64_t));
         for (int side = 0; kv && side < 2; side++) {
             kv->layers[i].side[side].signs = signs[side];
             kv->layers[i].side[side].bases = bases[side];
@@ -345,6 +355,9 @@ rf_status rf_kv_plan(rf_plan *plan, const rf_kv_config *config, rf_error *err)
         if (status)
             return status;
     }
+    uint64_t state_bytes = rf_kv_lay_state(config, NULL);
+    if (state_bytes == UINT64_MAX)
+        return rf_fail(err, RF_ERR_NO_FIT, "kv.state", "its size leaves 64 bits");
     return rf_plan_add_region(plan, "kv.state", "bytes", RF_SCOPE_MODEL, RF_POOL_TABLES,
-                              rf_kv_lay_state(config, NULL), 1, err);
+                              state_bytes, 1, err);
 }

@@ -69,7 +69,7 @@ struct rf_kv {
     float *spread; /* [2][pairs][pairs]: how far averages over a block shrink, i - j, i + j */
     uint64_t phase_count;
     uint32_t pairs;    /* of the widest key; pairs behind rope.dims do not turn */
-    void *own_scratch; /* for appends and attention of a caller without a team */
+    void *own_scratch; /* for appends and attention of a caller without a team; NULL: none */
     uint64_t capacity;
     uint64_t ring_bytes;
     uint64_t own_bytes; /* AMBIENT: what rf_kv_close gives back, from the store's own address */
@@ -160,7 +160,8 @@ rf_status rf_kv_layer_resolve(const rf_kv_config *config, uint32_t layer_index,
 rf_kv_extent rf_kv_extent_of(const rf_kv_config *config, const rf_kv_layer_store *layer,
                              rf_kv_part part);
 /* The store's own bookkeeping: struct, layers, slots, signs, bases, phases, scratch. With memory,
- * sets the pointers of *kv, which lies at its start. Returns the bytes. */
+ * sets the pointers of *kv, which lies at its start. Returns the bytes; UINT64_MAX when they leave
+ * 64 bits. */
 uint64_t rf_kv_lay_state(const rf_kv_config *config, rf_kv *kv);
 const rf_kv_format *rf_kv_format_row(const char *name);
 

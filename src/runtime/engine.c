@@ -95,7 +95,9 @@ static rf_status open_kv(rf_model *model, rf_error *err)
     if (status)
         return status;
     rf_kv_set_cpu(model->kv, model->plan->options.cpu_mask);
-    return config.calibrated ? rf_calibration_load(model, model->plan->calibration, err) : RF_OK;
+    /* Values take the bases of their scales from it, also when no keys need it. */
+    const char *path = model->plan->calibration;
+    return config.calibrated || path[0] ? rf_calibration_load(model, path, err) : RF_OK;
 }
 
 static rf_status take_calibration(rf_model *model, rf_error *err)

@@ -129,10 +129,11 @@ rf_status rf_plan_kv(rf_model_plan *plan, rf_error *err)
     plan->kv.sinks = options->sinks;
     plan->kv.endless = options->endless;
     plan->kv.recent_blocks = options->kv_recent;
+    plan->kv.no_scratch = true; /* a step gives each worker its own */
     plan->kv.rope = (rf_kv_rope){.dims = plan->config->rope.dims,
                                  .interleaved = plan->config->rope.interleaved};
     plan->kv.calibrated = options->kv_calibration && rf_options_calibrate(options);
-    if (plan->kv.calibrated)
+    if (options->kv_calibration)
         rf_print(plan->calibration, sizeof plan->calibration, "%s", options->kv_calibration);
     return RF_OK;
 }

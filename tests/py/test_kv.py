@@ -248,8 +248,10 @@ def test_a_calibration_of_another_model_is_refused(tmp_path, stories):
     other.write_bytes(bytes_)
     path = tmp_path / "other.rfcal"
     runner.run("calibrate", other, "--quick", "--kv-calibration", path)
-    where, what = refused("run", stories, "-n", 1, "-ctk", "r4", "--kv-calibration", path, code=3)
-    assert where == str(path) and "another model" in what
+    for keys in ("r4", "f16"):
+        where, what = refused("run", stories, "-n", 1, "-ctk", keys, "-ctv", "r4",
+                              "--kv-calibration", path, code=3)
+        assert where == str(path) and "another model" in what
 
 
 def test_a_damaged_calibration_is_refused_whole(tmp_path, stories, calibration):
@@ -406,3 +408,34 @@ def test_the_old_file_survives_a_failed_save(tmp_path):
     before = kept.read_bytes()
     refused("run", "-p", "x" * 3000, "-n", 3, "-q", "--save", kept)
     assert kept.read_bytes() == before and os.listdir(tmp_path) == ["slot"]
+
+
+ON_A_SMALL_DISK = """
+mount -t tmpfs -o size=256k none "$DISK" || exit 77
+"$COMMAND" run -p Once -n 30 -q --save "$DISK/slot" && cp "$DISK/slot" "$BESIDE/before" || exit 78
+"$COMMAND" run -p Once -n 400 -c 512 --endless -ctk f32 -ctv f32 -q --save "$DISK/slot"
+code=$?
+ls -A "$DISK" >"$BESIDE/names"
+cp "$DISK/slot" "$BESIDE/after"
+exit $code
+"""
+
+
+def test_the_old_file_survives_a_full_disk(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    alone = ["-m"] if os.geteuid() == 0 else ["-r", "-m"]
+    try:
+        subprocess.run(["unshare", *alone, "mount", "-t", "tmpfs", "none", disk], check=True,
+                       capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as reason:
+        pytest.skip(f"no disk may be mounted here: {reason}")
+    done = runner.execute([*alone, "sh", "-c", ON_A_SMALL_DISK], binary="unshare",
+                          env={"COMMAND": str(runner.BINARY), "DISK": str(disk),
+                               "BESIDE": str(tmp_path)})
+    assert not done.faults and done.code == 6, done.show()
+    where, what = runner.error_of(done)
+    assert where == str(disk / "slot") and "no space is left" in what
+    before = (tmp_path / "before").read_bytes()
+    assert before and (tmp_path / "after").read_bytes() == before
+    assert (tmp_path / "names").read_text() == "slot\n"

@@ -1,75 +1,9 @@
-/* tests/unit/kv_codec_test.h: what the parts of test_kv_codec share. */
+/* tests/unit/kv_codec_test.h: what the parts of test_kv_codec share: a decoder of their own, and
+ * forms for the feedback. */
 #ifndef KV_CODEC_TEST_H
 #define KV_CODEC_TEST_H
 
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <setjmp.h>
-#include <cmocka.h>
-#include "kernels/kv_codec.h"
-#include "kernels/quant.h"
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-__attribute__((unused)) static const uint32_t widths[] = {8,  16, 24,  32,  40,  48,  64, 72,
-                                                          80, 96, 112, 128, 192, 256, 320};
-__attribute__((unused)) static const uint32_t sets[] = {RF_CPU_AVX2, RF_CPU_AVX512, RF_CPU_NEON};
-#define WIDTH_MAX 320u
-
-static inline uint64_t next_random(uint64_t *seed)
-{
-    uint64_t z = (*seed += UINT64_C(0x9e3779b97f4a7c15));
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return z ^ z >> 31;
-}
-
-static inline double uniform(uint64_t *seed)
-{ /* (0, 1) */
-    return ((double)(next_random(seed) >> 12) + 0.5) * 0x1p-52;
-}
-
-static inline double gauss(uint64_t *seed)
-{
-    const double r = sqrt(-2 * log(uniform(seed)));
-    return r * cos(6.283185307179586 * uniform(seed));
-}
-
-static inline void fill_gauss(float *x, uint32_t n, uint64_t seed, double size)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        x[i] = (float)(size * gauss(&seed));
-    }
-}
-
-static inline rf_kv_kernels scalar_kernels(void)
-{
-    rf_kv_kernels k;
-    rf_kv_kernels_pick(&k, RF_CPU_SCALAR);
-    return k;
-}
-
-/* Sets that overlay something here; count of tables filled. */
-static inline int other_kernels(rf_kv_kernels out[RF_ARRAY_COUNT(sets)])
-{
-    int n = 0;
-    for (size_t i = 0; i < RF_ARRAY_COUNT(sets); i++) {
-        rf_kv_kernels_pick(&out[n], sets[i]);
-        n += out[n].entry.cpu != RF_CPU_SCALAR;
-    }
-    assert_true(n > 0 || !(rf_cpu_detect() & RF_CPU_AVX2));
-    return n;
-}
-
-static inline rf_kv_shape shape_of(rf_kv_code code, uint32_t width)
-{
-    rf_kv_shape s;
-    assert_true(rf_kv_shape_of(code, width, &s));
-    return s;
-}
+#include "kv_rows_test.h"
 
 /* ---- a decoder of its own: bit by bit from the header's words ------------------------------ */
 
@@ -80,11 +14,6 @@ static inline double scale8_of(uint8_t byte, int base)
     }
     const double v = ldexp(1 + (byte & 7) / 8.0, base - 15 + (byte >> 3 & 15));
     return byte & 128 ? -v : v;
-}
-
-static inline unsigned bit_of(const uint8_t *p, size_t bit)
-{
-    return p[bit / 8] >> (bit % 8) & 1u;
 }
 
 __attribute__((unused)) static const double table_r5[] = {
@@ -167,24 +96,6 @@ static inline void decode(const rf_kv_shape *s, const uint8_t *row, int base, do
 }
 
 /* ---- helpers ------------------------------------------------------------------------------- */
-
-static inline double error_of(const float *x, const double *y, uint32_t n)
-{
-    double sum = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        sum += ((double)x[i] - y[i]) * ((double)x[i] - y[i]);
-    }
-    return sum;
-}
-
-static inline double size_of(const float *x, uint32_t n)
-{
-    double sum = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        sum += (double)x[i] * (double)x[i];
-    }
-    return sum;
-}
 
 /* A random correlated form like E[q q^T]: a few strong directions over a floor. */
 static inline void random_form(double *h, uint32_t n, uint64_t seed)

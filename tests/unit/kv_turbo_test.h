@@ -1,101 +1,22 @@
-/* tests/unit/kv_turbo_test.h: what the tests of the polar formats share: random rows, and a decoder
- * of their own, written from the layout that kernels/kv_codec.h documents.
+/* tests/unit/kv_turbo_test.h: what the tests of the polar formats share: a decoder of their own,
+ * written from the layout that kernels/kv_codec.h documents.
  */
 #ifndef KV_TURBO_TEST_H
 #define KV_TURBO_TEST_H
 
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <setjmp.h>
-#include <cmocka.h>
-#include "kernels/kv_codec.h"
-#include "kernels/quant.h"
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "kv_rows_test.h"
 
-#define WIDTH_MAX 384u
-#define HALF_EPS  0x1p-11
-#define HALF_PI   1.5707963267948966
-static const uint32_t widths[] = {8,  16, 24,  32,  40,  48,  64,  72,
-                                  80, 96, 112, 128, 192, 256, 320, 384};
-static const uint32_t sets[] = {RF_CPU_AVX2, RF_CPU_AVX512, RF_CPU_NEON};
+#define HALF_EPS 0x1p-11
+#define HALF_PI  1.5707963267948966
 static const rf_kv_code turbo[] = {RF_KV_CODE_TURBO4, RF_KV_CODE_TURBO3, RF_KV_CODE_TURBO2,
                                    RF_KV_CODE_TURBO4Q, RF_KV_CODE_TURBO3Q};
 #define POLAR_COUNT 3 /* of turbo: what follows is wide */
-
-static inline uint64_t next_random(uint64_t *seed)
-{
-    uint64_t z = (*seed += UINT64_C(0x9e3779b97f4a7c15));
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return z ^ z >> 31;
-}
-
-static inline double gauss(uint64_t *seed)
-{
-    const double a = ((double)(next_random(seed) >> 12) + 0.5) * 0x1p-52;
-    const double b = ((double)(next_random(seed) >> 12) + 0.5) * 0x1p-52;
-    return sqrt(-2 * log(a)) * cos(6.283185307179586 * b);
-}
-
-static inline void fill_gauss(float *x, uint32_t n, uint64_t seed, double size)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        x[i] = (float)(size * gauss(&seed));
-    }
-}
-
-static inline rf_kv_kernels scalar_kernels(void)
-{
-    rf_kv_kernels k;
-    rf_kv_kernels_pick(&k, RF_CPU_SCALAR);
-    return k;
-}
-
-static inline int other_kernels(rf_kv_kernels out[RF_ARRAY_COUNT(sets)])
-{
-    int n = 0;
-    for (size_t i = 0; i < RF_ARRAY_COUNT(sets); i++) {
-        rf_kv_kernels_pick(&out[n], sets[i]);
-        n += out[n].entry.cpu != RF_CPU_SCALAR;
-    }
-    assert_true(n > 0 || !(rf_cpu_detect() & RF_CPU_AVX2));
-    return n;
-}
-
-static inline rf_kv_shape shape_of(rf_kv_code code, uint32_t width)
-{
-    rf_kv_shape s;
-    assert_true(rf_kv_shape_of(code, width, &s));
-    return s;
-}
 
 static inline double dot_of(const float *a, const double *b, uint32_t n)
 {
     double sum = 0;
     for (uint32_t i = 0; i < n; i++) {
         sum += (double)a[i] * b[i];
-    }
-    return sum;
-}
-
-static inline double size_of(const float *x, uint32_t n)
-{
-    double sum = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        sum += (double)x[i] * (double)x[i];
-    }
-    return sum;
-}
-
-static inline double error_of(const float *x, const double *y, uint32_t n)
-{
-    double sum = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        sum += ((double)x[i] - y[i]) * ((double)x[i] - y[i]);
     }
     return sum;
 }
@@ -138,11 +59,6 @@ static inline int byte_at(int bits, int index)
 {
     const int half = 1 << (bits - 1);
     return index >= half ? bytes[bits][index - half] : -bytes[bits][half - 1 - index];
-}
-
-static inline unsigned bit_of(const uint8_t *p, size_t bit)
-{
-    return p[bit / 8] >> (bit % 8) & 1u;
 }
 
 static inline unsigned index_at(const rf_kv_shape *s, const uint8_t *row, uint32_t element)

@@ -176,6 +176,80 @@ static void a_rope_that_does_not_fit_the_keys_is_refused(void **state)
     }
 }
 
+/* A window keeps the rings small, however many positions there are; what is kept of their blocks
+ * is not. */
+static void bookkeeping_that_leaves_64_bits_is_refused(void **state)
+{
+    (void)state;
+    shape s = shape_with("r8", "r8", true);
+    s.k_width = s.v_width = s.dims = 8;
+    s.slots = 1u << 31;
+    s.capacity = 1ull << 48;
+    s.window = s.chunk = 1;
+    for (int absurd = 1; absurd >= 0; absurd--) {
+        rf_plan plan;
+        rf_kv_layer layer;
+        rf_error err = {0};
+        rf_kv *kv = NULL;
+        rf_kv_config config = config_of(&s, &layer);
+        rf_plan_init(&plan, NULL, 0);
+        assert_int_equal(rf_kv_plan(&plan, &config, &err), absurd ? RF_ERR_NO_FIT : RF_OK);
+        assert_int_equal(rf_kv_open(NULL, &config, &kv, &err), RF_ERR_NO_FIT);
+        assert_string_equal(err.where, absurd ? "kv.state" : "reserve");
+        s.slots = 1u << 16; /* large, and a number */
+    }
+}
+
+/* ---- scratch of workers ------------------------------------------------------------------- */
+
+static uint64_t state_bytes(const rf_kv_config *config)
+{
+    rf_plan_row rows[16];
+    rf_plan plan;
+    rf_plan_init(&plan, rows, RF_ARRAY_COUNT(rows));
+    assert_int_equal(rf_kv_plan(&plan, config, NULL), RF_OK);
+    return rf_plan_find(&plan, "kv.state")->bytes;
+}
+
+static void a_store_without_scratch_works_in_parts_alone(void **state)
+{
+    (void)state;
+    for (size_t f = 0; f < RF_ARRAY_COUNT(formats); f++) {
+        shape s = shape_with(formats[f], formats[f], true);
+        const playing in_parts = {.order = IN_TWO_PARTS};
+        text t = make_text(&s, 140, 6);
+        float *expected = play(&s, &t, NULL), *got = new_floats(140 * row_floats(&s));
+        rf_kv_layer layer;
+        rf_kv_config config = config_of(&s, &layer);
+        rf_error err = {0};
+        rf_kv *kv = NULL;
+        uint64_t with = state_bytes(&config);
+        config.no_scratch = true;
+        assert_int_equal(with - state_bytes(&config), rf_kv_scratch_bytes(64, 64, 64));
+        assert_int_equal(rf_kv_open(NULL, &config, &kv, &err), RF_OK);
+        calibrate(kv, &s);
+        play_part(kv, &s, &t, 0, 0, 140, &in_parts, got);
+        assert_same(&s, got, expected, 0, 140, "in parts");
+
+        rf_kv_queries queries = {
+            .q = t.q, .heads = 4, .count = 1, .first_position = 139, .scale = 1.0f};
+        memset(got, 7, row_floats(&s) * sizeof *got);
+        memcpy(expected, got, row_floats(&s) * sizeof *got);
+        assert_int_equal(rf_kv_append(kv, 0, 0, t.k, 128, t.v, 128, 1, &err), RF_ERR_USAGE);
+        assert_string_equal(err.where, "kv.append");
+        assert_int_equal(rf_kv_attention(kv, 0, 0, &queries, got, 256, &err), RF_ERR_USAGE);
+        assert_string_equal(err.where, "kv.attention");
+        assert_int_equal(rf_kv_append(kv, 0, 0, t.k, 128, t.v, 128, 1, NULL), RF_ERR_USAGE);
+        assert_memory_equal(got, expected, row_floats(&s) * sizeof *got);
+        assert_int_equal(rf_kv_commit(kv, 0, NULL), RF_ERR_USAGE); /* nothing was appended */
+        assert_int_equal(rf_kv_length(kv, 0), 140);
+        rf_kv_close(kv);
+        free(got);
+        free(expected);
+        free_text(&t);
+    }
+}
+
 /* ---- going back -------------------------------------------------------------------------- */
 
 /* At every step a chunk of other rows first, which is forgotten again. */
@@ -364,6 +438,8 @@ int main(void)
         cmocka_unit_test(zeros_and_denormals_are_kept_without_a_nan),
         cmocka_unit_test(statistics_that_cannot_be_are_refused),
         cmocka_unit_test(a_rope_that_does_not_fit_the_keys_is_refused),
+        cmocka_unit_test(bookkeeping_that_leaves_64_bits_is_refused),
+        cmocka_unit_test(a_store_without_scratch_works_in_parts_alone),
         cmocka_unit_test(an_aborted_append_changes_nothing_that_is_read),
         cmocka_unit_test(going_back_is_refused_where_recent_rows_are_gone_and_else_exact),
         cmocka_unit_test(sinks_do_not_keep_a_full_store_from_going_back),

@@ -682,6 +682,17 @@ static void the_bytes_of_a_step_are_its_weights_and_its_depth(void **state)
     close_session(&s, NULL);
 }
 
+/* Appends and attention run in the workers' scratch; the store is planned none beside it. */
+static void scratch_is_planned_for_workers_alone(void **state)
+{
+    (void)state;
+    rf_options options = options_of(64, 8, 1, 1);
+    session s = open_session(&options);
+    const rf_plan_row *row = rf_plan_find(rf_model_plan_regions(s.plan), "kv.state");
+    assert_true(row->bytes < rf_kv_scratch_bytes(8, 8, 64));
+    close_session(&s, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -702,6 +713,7 @@ int main(void)
         cmocka_unit_test(a_value_that_is_not_finite_leaves_every_slot_as_it_was),
         cmocka_unit_test(a_cancel_from_another_thread_leaves_the_slot_fit_to_go_on),
         cmocka_unit_test(the_bytes_of_a_step_are_its_weights_and_its_depth),
+        cmocka_unit_test(scratch_is_planned_for_workers_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

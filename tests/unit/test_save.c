@@ -9,6 +9,7 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
+#include "kv/store.h"
 #include "runtime/runtime.h"
 #include "slot_bytes.h"
 
@@ -288,6 +289,42 @@ static void a_calibrated_run_goes_on_and_wants_the_same_statistics(void **state)
     assert_int_equal(restore(&s, 0, SLOT_PATH, &w, &err), RF_ERR_USAGE);
     assert_non_null(strstr(err.what, "calibration"));
     close_session(&s);
+}
+
+/* Where there is a calibration values take the bases of their scales from it. */
+static void values_take_their_bases_from_a_calibration_under_any_keys(void **state)
+{
+    (void)state;
+    rf_error err = {0};
+    make_folder();
+    rf_options making = options_of(512, 64, "f16", "f16");
+    making.calibrate = true;
+    making.text_bytes = 65536;
+    session s = open_session(&making);
+    must(rf_calibrate(s.model, true, NULL, NULL, &err), &err);
+    must(rf_calibration_save(s.model, FOLDER "/quick", &err), &err);
+    close_session(&s);
+    rf_options options[] = {options_of(64, 8, "r4", "r4"), options_of(64, 8, "f16", "r4"),
+                            options_of(64, 8, "f16", "r4")};
+    session open[3];
+    for (int i = 0; i < 3; i++) {
+        options[i].kv_calibration = i < 2 ? FOLDER "/quick" : NULL;
+        open[i] = open_session(&options[i]);
+    }
+    for (uint32_t layer = 0; layer < 5; layer++) {
+        const int8_t *bases[3];
+        for (int i = 0; i < 3; i++)
+            bases[i] = open[i].model->kv->layers[layer].side[RF_KV_V].bases;
+        assert_memory_equal(bases[0], bases[1], 4);
+        assert_memory_not_equal(bases[0], bases[2], 4);
+        assert_null(open[1].model->kv->layers[layer].calibration); /* means are the keys' */
+    }
+    const rf_plan *with = rf_model_plan_regions(open[1].plan);
+    const rf_plan *without = rf_model_plan_regions(open[2].plan);
+    assert_int_equal(rf_plan_find(with, "kv.state")->bytes,
+                     rf_plan_find(without, "kv.state")->bytes);
+    for (int i = 0; i < 3; i++)
+        close_session(&open[i]);
 }
 
 static void without_extra_the_slot_and_its_sampler_are_kept(void **state)
@@ -616,15 +653,21 @@ static void holds(const blob *b)
     free(now.data);
 }
 
+static void die(int number)
+{
+    (void)number;
+    kill(getpid(), SIGKILL);
+}
+
 /* In a child with room for so many bytes of a file: its exit code, or minus the signal. */
-static int save_with_limit(session *s, writing *w, rlim_t bytes, bool dies)
+static int save_with_limit(session *s, writing *w, rlim_t bytes, void (*at_limit)(int))
 {
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
         struct rlimit limit = {bytes, bytes};
         rf_error err = {0};
-        signal(SIGXFSZ, dies ? SIG_DFL : SIG_IGN);
+        signal(SIGXFSZ, at_limit);
         setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
         if (setrlimit(RLIMIT_FSIZE, &limit) != 0)
             _exit(99);
@@ -650,13 +693,20 @@ static void a_save_that_fails_or_dies_leaves_the_old_file_whole(void **state)
     proceed(&s, 0, 50, &w);
     uint32_t files = files_in_folder();
     for (rlim_t bytes = 0; bytes < old.size; bytes += 997) { /* the disk is full */
-        assert_int_equal(save_with_limit(&s, &w, bytes, false), RF_ERR_IO);
+        assert_int_equal(save_with_limit(&s, &w, bytes, SIG_IGN), RF_ERR_IO);
         holds(&old);
         assert_int_equal(files_in_folder(), files);
     }
-    assert_int_equal(save_with_limit(&s, &w, 5000, true), -SIGXFSZ);
+    assert_int_equal(save_with_limit(&s, &w, 5000, SIG_DFL), -SIGXFSZ);
     holds(&old);
-    assert_int_equal(save_with_limit(&s, &w, RLIM_INFINITY, true), RF_OK);
+    assert_int_equal(files_in_folder(), files);
+    for (rlim_t bytes = 0; bytes < old.size; bytes += 3989) {
+        assert_int_equal(save_with_limit(&s, &w, bytes, die), -SIGKILL);
+        holds(&old);
+        assert_int_equal(files_in_folder(), files);
+    }
+    assert_int_equal(save_with_limit(&s, &w, RLIM_INFINITY, SIG_DFL), RF_OK);
+    assert_int_equal(files_in_folder(), files);
     proceed(&s, 0, 100, &w);
     must(restore(&s, 1, SLOT_PATH, &again, &err), &err);
     again.logits = 0;
@@ -713,6 +763,7 @@ int main(void)
         cmocka_unit_test(an_interrupted_run_goes_on_with_the_same_bits),
         cmocka_unit_test(a_ring_that_wrapped_goes_on_with_the_same_bits),
         cmocka_unit_test(a_calibrated_run_goes_on_and_wants_the_same_statistics),
+        cmocka_unit_test(values_take_their_bases_from_a_calibration_under_any_keys),
         cmocka_unit_test(without_extra_the_slot_and_its_sampler_are_kept),
         cmocka_unit_test(a_character_that_was_half_written_is_completed),
         cmocka_unit_test(what_cannot_be_saved_is_refused),
