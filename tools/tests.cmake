@@ -31,6 +31,37 @@ function(rf_describe_test name source label)
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${source})
 endfunction()
 
+# The kernels of AVX-512 on a processor without it: the same files with their intrinsics emulated
+# (tests/unit/avx512_emulated.h), in tests that then ask for nothing else. Their objects come before
+# the library, whose own of that name are not drawn in.
+function(rf_add_emulated_tests)
+    if(NOT rf_sources_avx512)
+        return()
+    endif()
+    set(header ${PROJECT_SOURCE_DIR}/tests/unit/avx512_emulated.h)
+    add_library(rf_emulated OBJECT ${rf_sources_avx512})
+    set_target_properties(rf_emulated PROPERTIES RF_EMULATED ON)
+    set_property(SOURCE ${rf_sources_avx512} APPEND PROPERTY OBJECT_DEPENDS ${header})
+    target_link_libraries(rf_emulated PRIVATE rf_flags rf_strict)
+    target_compile_options(rf_emulated PRIVATE
+        -O2 -mavx2 -mfma -mf16c -mbmi2 "SHELL:-include ${header}")
+    foreach(name IN LISTS ARGN)
+        set(target tests-emulated-${name})
+        add_executable(${target} ${PROJECT_SOURCE_DIR}/tests/unit/test_${name}.c
+            $<TARGET_OBJECTS:rf_emulated>)
+        target_include_directories(${target} PRIVATE ${CMOCKA_INCLUDE} ${PROJECT_SOURCE_DIR}/tests/unit)
+        target_link_libraries(${target} PRIVATE rf_flags ringfence ${CMOCKA_LIBRARY})
+        target_compile_options(${target} PRIVATE -UNDEBUG -O1 -Wno-format-truncation)
+        target_compile_definitions(${target} PRIVATE RF_TEST_AVX512_EMULATED=1)
+        set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name}
+            RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests/emulated)
+        add_dependencies(checks ${target})
+        add_test(NAME emulated/avx512_${name} COMMAND ${target})
+        set_tests_properties(emulated/avx512_${name} PROPERTIES LABELS unit TIMEOUT 1500
+            ENVIRONMENT "${rf_test_env}")
+    endforeach()
+endfunction()
+
 if(CMOCKA_INCLUDE AND CMOCKA_LIBRARY)
     rf_add_programs(tests/unit rf_unit_tests "test_*.c")
     foreach(target IN LISTS rf_unit_tests)
@@ -53,6 +84,7 @@ if(CMOCKA_INCLUDE AND CMOCKA_LIBRARY)
             set_tests_properties(unit/${name} PROPERTIES DISABLED TRUE)
         endif()
     endforeach()
+    rf_add_emulated_tests(kernels kernels_vector)
 else()
     message(STATUS "cmocka is missing: no unit tests (tools/bootstrap --check installs it)")
 endif()

@@ -146,6 +146,10 @@ void rf_kernels_pick(rf_kernels *kernels, uint32_t cpu_mask)
         rf_kernels_avx2(kernels);
         kernels->cpu |= RF_CPU_AVX2;
     }
+    if (usable & RF_CPU_AVX512) {
+        rf_kernels_avx512(kernels);
+        kernels->cpu |= RF_CPU_AVX512;
+    }
 #endif
     (void)usable;
 }

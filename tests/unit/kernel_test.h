@@ -51,6 +51,21 @@ static inline void assert_same_bits(const float *got, const float *expected, siz
     }
 }
 
+#ifdef RF_TEST_AVX512_EMULATED
+/* The AVX-512 set from files that were compiled with avx512_emulated.h. */
+static inline void for_each_set(void (*check)(const rf_kernels *kernels))
+{
+    rf_kernels kernels;
+    if (!(rf_cpu_detect() & RF_CPU_AVX2)) {
+        print_message("         skipped: the emulation of avx512 needs avx2\n");
+        return;
+    }
+    rf_kernels_scalar(&kernels);
+    rf_kernels_avx512(&kernels);
+    check(&kernels);
+    print_message("         ran: avx512 (emulated)\n");
+}
+#else
 /* Calls check for each instruction set of this machine; says which were skipped. */
 static inline void for_each_set(void (*check)(const rf_kernels *kernels))
 {
@@ -65,5 +80,6 @@ static inline void for_each_set(void (*check)(const rf_kernels *kernels))
         print_message("         ran: %s\n", rf_cpu_name(sets[i]));
     }
 }
+#endif
 
 #endif
