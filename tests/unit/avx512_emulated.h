@@ -334,6 +334,14 @@ EMU emu_i emu_choose_i8(emu_i no, uint64_t mask, emu_i yes)
     }
     return v.i;
 }
+EMU __m256i emu_maskz_bytes(uint32_t mask, __m256i x)
+{
+    return emu_choose_i8(emu_twice(_mm256_setzero_si256()), mask, emu_twice(x)).a;
+}
+EMU __m256 emu_reciprocal(__m256 x)
+{
+    return _mm256_div_ps(_mm256_set1_ps(1.0f), x);
+}
 EMU __mmask16 emu_greater_ps(emu_f x, emu_f y)
 {
     const int a = _mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ));
@@ -429,6 +437,8 @@ EMU __mmask16 emu_greater_ps(emu_f x, emu_f y)
 #define _mm512_sllv_epi16(x, count)           emu_shift_words(x, count, 1)
 #define _mm512_srlv_epi16(x, count)           emu_shift_words(x, count, 0)
 #define _mm512_ternarylogic_epi32             emu_ternary
+#define _mm256_maskz_mov_epi8                 emu_maskz_bytes
+#define _mm256_rcp14_ps                       emu_reciprocal
 #define _mm512_mask_mov_epi32                 emu_choose_i32
 #define _mm512_mask_sub_epi32(no, m, x, y)    emu_choose_i32(no, m, emu_sub_epi32(x, y))
 #define _mm512_mask_add_epi8(no, m, x, y)     emu_choose_i8(no, m, emu_add_epi8(x, y))

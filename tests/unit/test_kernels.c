@@ -6,6 +6,12 @@
 #include "kernel_test.h"
 
 #define TOKENS_MAX 70u
+/* An emulated set is slow: from 14 on, counts 14 apart. */
+#ifdef RF_TEST_AVX512_EMULATED
+#define TOKENS_STEP(tokens) ((tokens) < 14 ? 1u : 14u)
+#else
+#define TOKENS_STEP(tokens) 1u
+#endif
 
 static const rf_format formats[] = {RF_F32,  RF_F16,    RF_BF16,   RF_Q4_0,  RF_Q4_1, RF_Q5_0,
                                     RF_Q5_1, RF_Q8_0,   RF_Q2_K,   RF_Q3_K,  RF_Q4_K, RF_Q5_K,
@@ -233,7 +239,7 @@ static void check_token_counts(const rf_kernels *kernels)
             float *expected = malloc(sizeof(float) * b.rows * TOKENS_MAX);
             rf_matmul job = job_of(&b, TOKENS_MAX, expected);
             run(&scalar, &b, &job, 0, b.rows);
-            for (uint32_t tokens = 1; tokens <= TOKENS_MAX; tokens++) {
+            for (uint32_t tokens = 1; tokens <= TOKENS_MAX; tokens += TOKENS_STEP(tokens)) {
                 job = job_of(&b, tokens, b.out);
                 run(kernels, &b, &job, 0, b.rows);
                 assert_same_bits(b.out, expected, (size_t)b.rows * tokens,
