@@ -79,6 +79,8 @@ RF_INLINE __m512 rf_exp_zmm(__m512 x)
     return _mm512_mul_ps(_mm512_mul_ps(p, _mm512_castsi512_ps(low)), _mm512_castsi512_ps(high));
 }
 
+/* dot_avx512.c: rows one by one for few tokens; false: not so many, or not this format. */
+bool rf_dot_avx512(const rf_matmul *job, uint32_t first_row, uint32_t last_row, void *scratch);
 /* matmul_avx512.c: many tokens; the entry of the table decides by their number. */
 void rf_matmul_quant_avx512(const rf_matmul *job, uint32_t first_row, uint32_t last_row,
                             void *scratch);

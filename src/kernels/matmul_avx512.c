@@ -166,6 +166,9 @@ static void run_panel(const rf_matmul *job, matmul_state *s, uint32_t row, uint3
 void rf_matmul_quant_avx512(const rf_matmul *job, uint32_t first_row, uint32_t last_row,
                             void *scratch)
 {
+    if (rf_dot_avx512(job, first_row, last_row, scratch)) {
+        return;
+    }
     matmul_state s = {.tile_tokens = RF_TILE_512};
     rf_tiling *tiling = &s.tiling;
     const bool int8 = job->layout.act == RF_ACT_INT8;

@@ -58,6 +58,8 @@ typedef union emu_bits { /* element by element */
 EMU_2(add_epi32, _mm256_add_epi32)
 EMU_2(sub_epi32, _mm256_sub_epi32)
 EMU_2(add_epi8, _mm256_add_epi8)
+EMU_2(add_epi16, _mm256_add_epi16)
+EMU_2(sub_epi16, _mm256_sub_epi16)
 EMU_2(mullo_epi32, _mm256_mullo_epi32)
 EMU_2(mullo_epi16, _mm256_mullo_epi16)
 EMU_2(maddubs_epi16, _mm256_maddubs_epi16)
@@ -73,6 +75,7 @@ EMU_2(unpackhi_epi64, _mm256_unpackhi_epi64)
 EMU_2(shuffle_epi8, _mm256_shuffle_epi8)
 EMU_SHIFT(slli_epi16, _mm256_slli_epi16)
 EMU_SHIFT(srli_epi16, _mm256_srli_epi16)
+EMU_SHIFT(srai_epi16, _mm256_srai_epi16)
 EMU_SHIFT(slli_epi32, _mm256_slli_epi32)
 EMU_SHIFT(srli_epi32, _mm256_srli_epi32)
 EMU_SHIFT(srai_epi32, _mm256_srai_epi32)
@@ -354,6 +357,8 @@ EMU __mmask16 emu_greater_ps(emu_f x, emu_f y)
 #define _mm512_add_epi32                      emu_add_epi32
 #define _mm512_sub_epi32                      emu_sub_epi32
 #define _mm512_add_epi8                       emu_add_epi8
+#define _mm512_add_epi16                      emu_add_epi16
+#define _mm512_sub_epi16                      emu_sub_epi16
 #define _mm512_mullo_epi32                    emu_mullo_epi32
 #define _mm512_mullo_epi16                    emu_mullo_epi16
 #define _mm512_maddubs_epi16                  emu_maddubs_epi16
@@ -369,6 +374,7 @@ EMU __mmask16 emu_greater_ps(emu_f x, emu_f y)
 #define _mm512_shuffle_epi8                   emu_shuffle_epi8
 #define _mm512_slli_epi16                     emu_slli_epi16
 #define _mm512_srli_epi16                     emu_srli_epi16
+#define _mm512_srai_epi16                     emu_srai_epi16
 #define _mm512_slli_epi32                     emu_slli_epi32
 #define _mm512_srli_epi32                     emu_srli_epi32
 #define _mm512_srai_epi32                     emu_srai_epi32
@@ -417,6 +423,7 @@ EMU __mmask16 emu_greater_ps(emu_f x, emu_f y)
 #define _mm512_cvtepi32_epi8                  emu_narrow_i32_i8
 #define _mm512_cvtepi32_epi16                 emu_narrow_i32_i16
 #define _mm512_cvtepi16_epi8                  emu_narrow_i16_i8
+#define _mm256_cvtepi16_epi8(x)               _mm256_castsi256_si128(emu_narrow_i16_i8(emu_twice(x)))
 #define _mm512_reduce_add_epi32               emu_sum
 #define _mm512_reduce_max_epi32               emu_max
 #define _mm512_dpbusd_epi32                   emu_dot_bytes
