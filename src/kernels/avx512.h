@@ -84,6 +84,8 @@ bool rf_dot_avx512(const rf_matmul *job, uint32_t first_row, uint32_t last_row, 
 /* matmul_avx512.c: many tokens; the entry of the table decides by their number. */
 void rf_matmul_quant_avx512(const rf_matmul *job, uint32_t first_row, uint32_t last_row,
                             void *scratch);
+void rf_matmul_float_avx512(const rf_matmul *job, uint32_t first_row, uint32_t last_row,
+                            void *scratch);
 void rf_vector_avx512(rf_kernels *kernels);
 
 #endif

@@ -75,12 +75,12 @@ static void prepare_32(const rf_dot_input *in, const rf_act_layout *layout, rf_d
     }
 }
 
-void rf_dot_prepare(rf_dot_input *in, const rf_matmul *job, uint32_t t, const rf_dot_shape *shape,
+void rf_dot_prepare(rf_dot_input *in, const rf_matmul *job, uint32_t t, rf_dot_shape shape,
                     uint8_t *scratch)
 {
     const uint8_t *act = rf_matmul_act(job, t);
     const float *scale = rf_act_scales(act, &job->layout);
-    const size_t k = job->k, folds_per_block = shape->block / shape->fold;
+    const size_t k = job->k, folds_per_block = shape.block / shape.fold;
     in->q = act;
     in->sums = rf_act_sums(act, &job->layout);
     in->fold_scale = (float *)(void *)(scratch + t * rf_dot_input_bytes(job->k));
@@ -88,16 +88,16 @@ void rf_dot_prepare(rf_dot_input *in, const rf_matmul *job, uint32_t t, const rf
     in->multiplier = (int16_t *)(void *)(in->sums_32 + k / 32 + 8);
     in->high = (int8_t *)(in->multiplier + padded_k(job->k) / 16);
     in->low = in->high + padded_k(job->k);
-    for (size_t f = 0; f < k / shape->fold; f++) {
+    for (size_t f = 0; f < k / shape.fold; f++) {
         in->fold_scale[f] = scale[f / folds_per_block];
     }
     for (size_t i = 0; i < k / 32; i++) {
         in->sums_32[i] = in->sums[2 * i] + in->sums[2 * i + 1];
     }
-    if (shape->block == 256) {
-        prepare_256(in, &job->layout, shape->order);
+    if (shape.block == 256) {
+        prepare_256(in, &job->layout, shape.order);
     } else {
-        prepare_32(in, &job->layout, shape->order);
+        prepare_32(in, &job->layout, shape.order);
     }
 }
 
@@ -156,13 +156,13 @@ RF_INLINE __m512i dot_codes(const __m512i code[2], const rf_dot_input *in, size_
     return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
 }
 
-RF_INLINE void sums_of_codes(const uint8_t *blocks, const rf_dot_shape *s, const codes_32 c,
+RF_INLINE void sums_of_codes(const uint8_t *blocks, const rf_dot_shape s, const codes_32 c,
                              const rf_dot_input *in, uint32_t at, bool int8, uint32_t tokens,
                              __m256i *sums)
 {
     __m512i first[2], second[2];
-    four_blocks(blocks, s->block_bytes, c, first);
-    four_blocks(blocks + 4 * s->block_bytes, s->block_bytes, c, second);
+    four_blocks(blocks, s.block_bytes, c, first);
+    four_blocks(blocks + 4 * s.block_bytes, s.block_bytes, c, second);
     for (uint32_t t = 0; t < tokens; t++) {
         sums[t] = sum_blocks(dot_codes(first, &in[t], (size_t)at * 32, int8),
                              dot_codes(second, &in[t], (size_t)at * 32 + 128, int8));
@@ -222,30 +222,30 @@ RF_INLINE void sums_of_words(const uint8_t *blocks, const rf_dot_input *in, uint
 }
 
 /* One row; count blocks of it from at on, and eight can be read. */
-RF_INLINE void add_chunk(const rf_dot_shape *s, const codes_32 c, const uint8_t *blocks,
+RF_INLINE void add_chunk(const rf_dot_shape s, const codes_32 c, const uint8_t *blocks,
                          const rf_dot_input *in, uint32_t at, uint32_t count, bool int8,
                          uint32_t tokens, __m256 *lanes)
 {
     __m256i sums[RF_DOT_TOKENS_512];
-    if (s->format != RF_Q8_0) {
+    if (s.format != RF_Q8_0) {
         sums_of_codes(blocks, s, c, in, at, int8, tokens, sums);
     } else if (int8) {
         sums_of_bytes(blocks, in, at, tokens, sums);
     } else {
         sums_of_words(blocks, in, at, count, tokens, sums);
     }
-    const __m256 scale = rf_dot_scales(blocks, s->block_bytes, 8);
+    const __m256 scale = rf_dot_scales(blocks, s.block_bytes, 8);
     const __m256 min_scale =
-        s->has_min ? rf_dot_scales(blocks + 2, s->block_bytes, 8) : _mm256_setzero_ps();
+        s.has_min ? rf_dot_scales(blocks + 2, s.block_bytes, 8) : _mm256_setzero_ps();
     for (uint32_t t = 0; t < tokens; t++) {
         const rf_dot_eight e = {.sum = sums[t], .min_sum = rf_load_256(in[t].sums_32 + at)};
         lanes[t] =
-            rf_dot_add(lanes[t], &e, scale, min_scale, in[t].fold_scale + at, s->has_min, count);
+            rf_dot_add(lanes[t], &e, scale, min_scale, in[t].fold_scale + at, s.has_min, count);
     }
 }
 
 RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_row,
-                        const rf_dot_shape *s, const codes_32 c, const rf_dot_input *in, bool int8,
+                        const rf_dot_shape s, const codes_32 c, const rf_dot_input *in, bool int8,
                         uint32_t tokens)
 {
     const uint32_t blocks = job->k / 32;
@@ -256,13 +256,13 @@ RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_
             lanes[t] = _mm256_setzero_ps();
         }
         uint32_t at = 0;
-        for (; at + 8 <= blocks; at += 8, weight += 8 * (size_t)s->block_bytes) {
-            rf_dot_prefetch(weight, 8 * s->block_bytes);
+        for (; at + 8 <= blocks; at += 8, weight += 8 * (size_t)s.block_bytes) {
+            rf_dot_prefetch(weight, 8 * s.block_bytes);
             add_chunk(s, c, weight, in, at, 8, int8, tokens, lanes);
         }
         if (at < blocks) { /* zeros after the last: their lanes are dropped */
             uint8_t rest[8 * sizeof(rf_block_q8_0)] = {0};
-            memcpy(rest, weight, (blocks - at) * (size_t)s->block_bytes);
+            memcpy(rest, weight, (blocks - at) * (size_t)s.block_bytes);
             add_chunk(s, c, rest, in, at, blocks - at, int8, tokens, lanes);
         }
         for (uint32_t t = 0; t < tokens; t++) {
@@ -277,16 +277,16 @@ RF_INLINE void dot_format(const rf_matmul *job, uint32_t first, uint32_t last, v
     rf_dot_input in[RF_DOT_TOKENS_512];
     const bool int8 = job->layout.act == RF_ACT_INT8;
     for (uint32_t t = 0; t < job->token_count; t++) {
-        rf_dot_prepare(&in[t], job, t, &s, scratch);
+        rf_dot_prepare(&in[t], job, t, s, scratch);
     }
     if (int8 && job->token_count == 1) {
-        dot_rows(job, first, last, &s, c, in, true, 1);
+        dot_rows(job, first, last, s, c, in, true, 1);
     } else if (int8) {
-        dot_rows(job, first, last, &s, c, in, true, job->token_count);
+        dot_rows(job, first, last, s, c, in, true, job->token_count);
     } else if (job->token_count == 1) {
-        dot_rows(job, first, last, &s, c, in, false, 1);
+        dot_rows(job, first, last, s, c, in, false, 1);
     } else {
-        dot_rows(job, first, last, &s, c, in, false, job->token_count);
+        dot_rows(job, first, last, s, c, in, false, job->token_count);
     }
 }
 

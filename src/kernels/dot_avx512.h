@@ -38,7 +38,7 @@ typedef struct rf_dot_shape {
 
 /* Scratch of one token. */
 size_t rf_dot_input_bytes(uint32_t k);
-void rf_dot_prepare(rf_dot_input *in, const rf_matmul *job, uint32_t t, const rf_dot_shape *shape,
+void rf_dot_prepare(rf_dot_input *in, const rf_matmul *job, uint32_t t, rf_dot_shape shape,
                     uint8_t *scratch);
 
 /* All lines of count bytes far enough ahead; measured on Zen 5 and Zen 3: 7 to 9 KB are best. */

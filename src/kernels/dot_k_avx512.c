@@ -170,14 +170,14 @@ RF_INLINE void plane_sums(const k_block *b, const int8_t *plane, const __m512i s
 }
 
 /* The sums of a block's folds for one token; k is the block's first element. */
-RF_INLINE void block_sums(const rf_dot_shape *s, const k_block *b, const __m512i spread[4],
+RF_INLINE void block_sums(const rf_dot_shape s, const k_block *b, const __m512i spread[4],
                           const rf_dot_input *in, size_t k, bool int8, __m512i part[4])
 {
-    const uint32_t folds = s->block / s->fold;
+    const uint32_t folds = s.block / s.fold;
     if (int8) {
         __m512i scales[4];
         const __m256i m = rf_load_256(in->multiplier + k / 16);
-        spread_scales(_mm256_mullo_epi16(b->scales, m), s->order, scales);
+        spread_scales(_mm256_mullo_epi16(b->scales, m), s.order, scales);
         plane_sums(b, in->high + k, scales, folds, part);
     } else {
         __m512i low[4];
@@ -187,33 +187,33 @@ RF_INLINE void block_sums(const rf_dot_shape *s, const k_block *b, const __m512i
             part[f] = _mm512_add_epi32(_mm512_slli_epi32(part[f], 7), low[f]);
         }
     }
-    if (s->format == RF_Q6_K) { /* codes are 32 too high */
+    if (s.format == RF_Q6_K) { /* codes are 32 too high */
         const __m512i over =
             _mm512_slli_epi32(_mm512_mullo_epi32(b->per_16, rf_load_512(in->sums + k / 16)), 5);
         part[0] = _mm512_mask_sub_epi32(part[0], 0x000F, part[0], over);
         part[1] = _mm512_mask_sub_epi32(part[1], 0x00F0, part[1], over);
         part[2] = _mm512_mask_sub_epi32(part[2], 0x0F00, part[2], over);
         part[3] = _mm512_mask_sub_epi32(part[3], 0xF000, part[3], over);
-    } else if (s->format == RF_Q3_K) { /* 4 too high */
+    } else if (s.format == RF_Q3_K) { /* 4 too high */
         const __m512i over = _mm512_mullo_epi32(b->per_16, rf_load_512(in->sums + k / 16));
         part[0] = _mm512_sub_epi32(part[0], _mm512_slli_epi32(over, 2));
     }
 }
 
 /* A block's products of minimums and sums: of each fold's eight lanes, or four (q5_K). */
-RF_INLINE __m256i block_mins(const rf_dot_shape *s, const k_block *b, const rf_dot_input *in,
+RF_INLINE __m256i block_mins(const rf_dot_shape s, const k_block *b, const rf_dot_input *in,
                              size_t k)
 {
-    if (s->format == RF_Q2_K) {
+    if (s.format == RF_Q2_K) {
         const __m512i all = _mm512_mullo_epi32(b->per_16, rf_load_512(in->sums + k / 16));
         return _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
     }
     return _mm256_mullo_epi32(b->mins, rf_load_256(in->sums_32 + k / 32));
 }
 
-RF_INLINE __m256i sum_mins(const rf_dot_shape *s, const __m256i mins[8])
+RF_INLINE __m256i sum_mins(const rf_dot_shape s, const __m256i mins[8])
 {
-    if (s->format != RF_Q5_K) {
+    if (s.format != RF_Q5_K) {
         return rf_sum_each_of_8(mins);
     }
     const __m256i each =
@@ -222,10 +222,10 @@ RF_INLINE __m256i sum_mins(const rf_dot_shape *s, const __m256i mins[8])
 }
 
 /* d (or dmin) of each of count folds. */
-RF_INLINE __m256 fold_scales(const rf_dot_shape *s, const uint8_t *p, uint32_t count)
+RF_INLINE __m256 fold_scales(const rf_dot_shape s, const uint8_t *p, uint32_t count)
 {
-    const uint32_t folds = s->block / s->fold;
-    const __m256 each = rf_dot_scales(p, s->block_bytes, count / folds);
+    const uint32_t folds = s.block / s.fold;
+    const __m256 each = rf_dot_scales(p, s.block_bytes, count / folds);
     const __m256i twice = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
     const __m256i four = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
     return folds == 1   ? each
@@ -237,14 +237,14 @@ typedef struct k_scales {
     __m256 scale, min_scale;
 } k_scales;
 
-RF_INLINE k_scales chunk_scales(const rf_dot_shape *s, const uint8_t *blocks, uint32_t count)
+RF_INLINE k_scales chunk_scales(const rf_dot_shape s, const uint8_t *blocks, uint32_t count)
 {
-    const size_t d = s->format == RF_Q2_K   ? offsetof(rf_block_q2_k, d)
-                     : s->format == RF_Q3_K ? offsetof(rf_block_q3_k, d)
-                     : s->format == RF_Q6_K ? offsetof(rf_block_q6_k, d)
+    const size_t d = s.format == RF_Q2_K   ? offsetof(rf_block_q2_k, d)
+                     : s.format == RF_Q3_K ? offsetof(rf_block_q3_k, d)
+                     : s.format == RF_Q6_K ? offsetof(rf_block_q6_k, d)
                                             : 0;
     k_scales out = {.scale = fold_scales(s, blocks + d, count), .min_scale = _mm256_setzero_ps()};
-    if (s->has_min) {
+    if (s.has_min) {
         out.min_scale =
             _mm256_xor_ps(fold_scales(s, blocks + d + 2, count), _mm256_set1_ps(-0.0f));
     }
@@ -252,23 +252,23 @@ RF_INLINE k_scales chunk_scales(const rf_dot_shape *s, const uint8_t *blocks, ui
 }
 
 /* One row; count folds of it from fold at on, at most eight. */
-RF_INLINE void add_chunk(const rf_dot_shape *s, const uint8_t *weight, const rf_dot_input *in,
+RF_INLINE void add_chunk(const rf_dot_shape s, const uint8_t *weight, const rf_dot_input *in,
                          uint32_t at, uint32_t count, bool int8, uint32_t tokens, __m256 *lanes)
 {
-    const uint32_t folds = s->block / s->fold, blocks = count / folds;
+    const uint32_t folds = s.block / s.fold, blocks = count / folds;
     __m512i part[RF_DOT_TOKENS_512][8];
     __m256i mins[RF_DOT_TOKENS_512][8];
     for (uint32_t i = 0; i < blocks; i++) {
-        const k_block b = block_of(s->format, weight + (size_t)i * s->block_bytes);
-        const size_t k = (size_t)(at + i * folds) * s->fold;
+        const k_block b = block_of(s.format, weight + (size_t)i * s.block_bytes);
+        const size_t k = (size_t)(at + i * folds) * s.fold;
         __m512i spread[4];
         if (!int8) {
-            spread_scales(b.scales, s->order, spread);
+            spread_scales(b.scales, s.order, spread);
         }
-        rf_dot_prefetch(weight + (size_t)i * s->block_bytes, s->block_bytes);
+        rf_dot_prefetch(weight + (size_t)i * s.block_bytes, s.block_bytes);
         for (uint32_t t = 0; t < tokens; t++) {
             block_sums(s, &b, spread, &in[t], k, int8, &part[t][i * folds]);
-            if (s->has_min) {
+            if (s.has_min) {
                 mins[t][i] = block_mins(s, &b, &in[t], k);
             }
         }
@@ -282,18 +282,18 @@ RF_INLINE void add_chunk(const rf_dot_shape *s, const uint8_t *weight, const rf_
             mins[t][i] = _mm256_setzero_si256();
         }
         rf_dot_eight e = {.sum = rf_sum_each_of_8_wide(part[t])};
-        if (s->has_min) {
+        if (s.has_min) {
             e.min_sum = sum_mins(s, mins[t]);
         }
         lanes[t] = rf_dot_add(lanes[t], &e, scales.scale, scales.min_scale, in[t].fold_scale + at,
-                              s->has_min, count);
+                              s.has_min, count);
     }
 }
 
 RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_row,
-                        const rf_dot_shape *s, const rf_dot_input *in, bool int8, uint32_t tokens)
+                        const rf_dot_shape s, const rf_dot_input *in, bool int8, uint32_t tokens)
 {
-    const uint32_t folds = job->k / s->fold;
+    const uint32_t folds = job->k / s.fold;
     for (uint32_t row = first_row; row < last_row; row++) {
         const uint8_t *weight = job->weight + row * job->weight_row_bytes;
         __m256 lanes[RF_DOT_TOKENS_512];
@@ -303,7 +303,7 @@ RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_
         uint32_t at = 0;
         for (; at + 8 <= folds; at += 8) {
             add_chunk(s, weight, in, at, 8, int8, tokens, lanes);
-            weight += 8 / (s->block / s->fold) * (size_t)s->block_bytes;
+            weight += 8 / (s.block / s.fold) * (size_t)s.block_bytes;
         }
         if (at < folds) {
             add_chunk(s, weight, in, at, folds - at, int8, tokens, lanes);
@@ -321,16 +321,16 @@ RF_INLINE void dot_format(const rf_matmul *job, uint32_t first, uint32_t last, v
     rf_dot_input in[RF_DOT_TOKENS_512];
     const bool int8 = job->layout.act == RF_ACT_INT8;
     for (uint32_t t = 0; t < job->token_count; t++) {
-        rf_dot_prepare(&in[t], job, t, &s, scratch);
+        rf_dot_prepare(&in[t], job, t, s, scratch);
     }
     if (int8 && job->token_count == 1) {
-        dot_rows(job, first, last, &s, in, true, 1);
+        dot_rows(job, first, last, s, in, true, 1);
     } else if (int8) {
-        dot_rows(job, first, last, &s, in, true, job->token_count);
+        dot_rows(job, first, last, s, in, true, job->token_count);
     } else if (job->token_count == 1) {
-        dot_rows(job, first, last, &s, in, false, 1);
+        dot_rows(job, first, last, s, in, false, 1);
     } else {
-        dot_rows(job, first, last, &s, in, false, job->token_count);
+        dot_rows(job, first, last, s, in, false, job->token_count);
     }
 }
 

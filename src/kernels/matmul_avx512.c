@@ -199,11 +199,17 @@ void rf_matmul_quant_avx512(const rf_matmul *job, uint32_t first_row, uint32_t l
 void rf_kernels_avx512(rf_kernels *kernels)
 {
     static const rf_kernel_entry quant = {RF_CPU_AVX512, "matmul_avx512.c"};
+    static const rf_kernel_entry wide = {RF_CPU_AVX512, "matmul_float_avx512.c"};
+    static const rf_format floats[] = {RF_F32, RF_F16, RF_BF16};
     for (uint32_t i = 0; i < RF_QUANT_COUNT; i++) {
         for (int act = RF_ACT_INT16; act <= RF_ACT_INT8; act++) {
             kernels->matmul[rf_quants[i].format][act] = rf_matmul_quant_avx512;
             kernels->matmul_entry[rf_quants[i].format][act] = quant;
         }
+    }
+    for (size_t i = 0; i < RF_ARRAY_COUNT(floats); i++) {
+        kernels->matmul[floats[i]][RF_ACT_F32] = rf_matmul_float_avx512;
+        kernels->matmul_entry[floats[i]][RF_ACT_F32] = wide;
     }
     rf_vector_avx512(kernels);
 }
