@@ -49,7 +49,8 @@ function(rf_add_emulated_tests)
         set(target tests-emulated-${name})
         add_executable(${target} ${PROJECT_SOURCE_DIR}/tests/unit/test_${name}.c
             $<TARGET_OBJECTS:rf_emulated>)
-        target_include_directories(${target} PRIVATE ${CMOCKA_INCLUDE} ${PROJECT_SOURCE_DIR}/tests/unit)
+        target_include_directories(${target} PRIVATE ${CMOCKA_INCLUDE}
+            ${PROJECT_SOURCE_DIR}/tests/unit)
         target_link_libraries(${target} PRIVATE rf_flags ringfence ${CMOCKA_LIBRARY})
         target_compile_options(${target} PRIVATE -UNDEBUG -O1 -Wno-format-truncation)
         target_compile_definitions(${target} PRIVATE RF_TEST_AVX512_EMULATED=1)

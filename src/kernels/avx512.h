@@ -9,10 +9,19 @@
 
 #include "kernels/unpack_avx2.h"
 
-/* gcc sees many intrinsics as plain vector arithmetic and repeats loads or reorders sums; a pinned
- * value is made once, here. The emulation has its own. */
+/* A pinned value is made once, here: gcc would repeat a load or a broadcast in every instruction.
+ * acc += dot product, written out: of a loop's intrinsics gcc copies every accumulator twice a
+ * round. The emulation has its own of these three. */
 #ifndef RF_PIN
 #define RF_PIN(v) __asm__("" : "+v"(v))
+RF_INLINE void rf_dot_bytes(__m512i *acc, __m512i u, __m512i s)
+{
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(*acc) : "v"(u), "v"(s));
+}
+RF_INLINE void rf_dot_words(__m512i *acc, __m512i a, __m512i b)
+{
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(*acc) : "v"(a), "v"(b));
+}
 #endif
 
 RF_INLINE __m512i rf_load_512(const void *p)
@@ -51,7 +60,8 @@ RF_INLINE __m128i rf_scales_q3_k(const uint8_t *block)
 /* Lanes 8, 4, 2, 1 apart. */
 RF_INLINE float rf_sum_zmm(__m512 lanes)
 {
-    const __m256 high = _mm256_castsi256_ps(_mm512_extracti64x4_epi64(_mm512_castps_si512(lanes), 1));
+    const __m256 high =
+        _mm256_castsi256_ps(_mm512_extracti64x4_epi64(_mm512_castps_si512(lanes), 1));
     return rf_sum_ymm(_mm256_add_ps(_mm512_castps512_ps256(lanes), high));
 }
 

@@ -114,11 +114,12 @@ RF_INLINE void four_blocks(const uint8_t *blocks, uint32_t bytes, const codes_32
 {
     const __m512i mask = _mm512_set1_epi8(15);
     __m512i both = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(blocks + c.codes)));
-    both = _mm512_inserti32x4(both, _mm_loadu_si128((const __m128i *)(blocks + bytes + c.codes)), 1);
     both =
-        _mm512_inserti32x4(both, _mm_loadu_si128((const __m128i *)(blocks + 2 * bytes + c.codes)), 2);
-    both =
-        _mm512_inserti32x4(both, _mm_loadu_si128((const __m128i *)(blocks + 3 * bytes + c.codes)), 3);
+        _mm512_inserti32x4(both, _mm_loadu_si128((const __m128i *)(blocks + bytes + c.codes)), 1);
+    both = _mm512_inserti32x4(both,
+                              _mm_loadu_si128((const __m128i *)(blocks + 2 * bytes + c.codes)), 2);
+    both = _mm512_inserti32x4(both,
+                              _mm_loadu_si128((const __m128i *)(blocks + 3 * bytes + c.codes)), 3);
     code[0] = _mm512_and_si512(both, mask);
     code[1] = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
     if (c.fifths != 0) {
@@ -167,8 +168,8 @@ RF_INLINE void sums_of_codes(const uint8_t *blocks, const rf_dot_shape s, const 
         sums[t] = sum_blocks(dot_codes(first, &in[t], (size_t)at * 32, int8),
                              dot_codes(second, &in[t], (size_t)at * 32 + 128, int8));
         if (c.offset != 0) {
-            const __m256i over = _mm256_mullo_epi32(rf_load_256(in[t].sums_32 + at),
-                                                    _mm256_set1_epi32(c.offset));
+            const __m256i over =
+                _mm256_mullo_epi32(rf_load_256(in[t].sums_32 + at), _mm256_set1_epi32(c.offset));
             sums[t] = _mm256_sub_epi32(sums[t], over);
         }
     }
@@ -184,8 +185,8 @@ RF_INLINE void sums_of_bytes(const uint8_t *blocks, const rf_dot_input *in, uint
 #pragma GCC unroll 4
     for (size_t i = 0; i < 4; i++) {
         const uint8_t *qs = blocks + 2 * i * bytes + 2;
-        code[i] = _mm512_inserti64x4(_mm512_castsi256_si512(rf_load_256(qs)),
-                                     rf_load_256(qs + bytes), 1);
+        code[i] =
+            _mm512_inserti64x4(_mm512_castsi256_si512(rf_load_256(qs)), rf_load_256(qs + bytes), 1);
         code[i] = _mm512_xor_si512(code[i], _mm512_set1_epi8((char)-128));
     }
     for (uint32_t t = 0; t < tokens; t++) {

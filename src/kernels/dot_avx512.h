@@ -14,7 +14,12 @@
 /* Blocks of 256: 64 codes at a time, as groups of 32. q4_K, q5_K: the two halves of a byte lie 32
  * apart; q2_K, q3_K: bytes of 32 hold the codes of one half of the block. Blocks of 32: four
  * blocks at a time, first their low nibbles. */
-typedef enum rf_dot_order { RF_DOT_NATURAL, RF_DOT_NIBBLES, RF_DOT_HALVES, RF_DOT_FOURS } rf_dot_order;
+typedef enum rf_dot_order {
+    RF_DOT_NATURAL,
+    RF_DOT_NIBBLES,
+    RF_DOT_HALVES,
+    RF_DOT_FOURS
+} rf_dot_order;
 
 /* One token; all but act_scale, sums and q are in the worker's scratch.
  *   int8                    a = q or m q           high: q
@@ -90,10 +95,8 @@ RF_INLINE __m512i rf_sum_quarters_of_4(const __m512i v[4])
 RF_INLINE __m256i rf_sum_each_of_8_wide(const __m512i v[8])
 {
     const __m512i a = rf_sum_quarters_of_4(v), b = rf_sum_quarters_of_4(v + 4);
-    const __m256i x =
-        _mm256_add_epi32(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
-    const __m256i y =
-        _mm256_add_epi32(_mm512_castsi512_si256(b), _mm512_extracti64x4_epi64(b, 1));
+    const __m256i x = _mm256_add_epi32(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
+    const __m256i y = _mm256_add_epi32(_mm512_castsi512_si256(b), _mm512_extracti64x4_epi64(b, 1));
     return _mm256_add_epi32(_mm256_permute2x128_si256(x, y, 0x20),
                             _mm256_permute2x128_si256(x, y, 0x31));
 }

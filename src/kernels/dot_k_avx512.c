@@ -23,8 +23,8 @@ RF_INLINE __m512i and_bytes(__m512i v, int mask)
 /* Both halves hold p's 32 bytes, each word shifted right by low and high. */
 RF_INLINE __m512i twice_shifted(const uint8_t *p, int low, int high)
 {
-    const __m512i counts = _mm512_inserti64x4(_mm512_set1_epi16((short)low),
-                                              _mm256_set1_epi16((short)high), 1);
+    const __m512i counts =
+        _mm512_inserti64x4(_mm512_set1_epi16((short)low), _mm256_set1_epi16((short)high), 1);
     return _mm512_srlv_epi16(_mm512_broadcast_i64x4(rf_load_256(p)), counts);
 }
 
@@ -132,14 +132,18 @@ RF_INLINE k_block block_of(rf_format format, const uint8_t *block)
 }
 
 /* Which of a block's scales belongs to each pair of codes; by order, then register. */
-#define EIGHT(i)      i, i, i, i, i, i, i, i
-#define EIGHTS(...)   {__VA_ARGS__}
+#define EIGHT(i) i, i, i, i, i, i, i, i
+#define EIGHTS(...)                                                                                \
+    {                                                                                              \
+        __VA_ARGS__                                                                                \
+    }
 static const uint16_t pair_scales[3][4][32] = {
     {EIGHTS(EIGHT(0), EIGHT(1), EIGHT(2), EIGHT(3)), EIGHTS(EIGHT(4), EIGHT(5), EIGHT(6), EIGHT(7)),
      EIGHTS(EIGHT(8), EIGHT(9), EIGHT(10), EIGHT(11)),
      EIGHTS(EIGHT(12), EIGHT(13), EIGHT(14), EIGHT(15))},
     {EIGHTS(EIGHT(0), EIGHT(0), EIGHT(2), EIGHT(2)), EIGHTS(EIGHT(1), EIGHT(1), EIGHT(3), EIGHT(3)),
-     EIGHTS(EIGHT(4), EIGHT(4), EIGHT(6), EIGHT(6)), EIGHTS(EIGHT(5), EIGHT(5), EIGHT(7), EIGHT(7))},
+     EIGHTS(EIGHT(4), EIGHT(4), EIGHT(6), EIGHT(6)),
+     EIGHTS(EIGHT(5), EIGHT(5), EIGHT(7), EIGHT(7))},
     {EIGHTS(EIGHT(0), EIGHT(1), EIGHT(8), EIGHT(9)),
      EIGHTS(EIGHT(2), EIGHT(3), EIGHT(10), EIGHT(11)),
      EIGHTS(EIGHT(4), EIGHT(5), EIGHT(12), EIGHT(13)),
@@ -242,11 +246,10 @@ RF_INLINE k_scales chunk_scales(const rf_dot_shape s, const uint8_t *blocks, uin
     const size_t d = s.format == RF_Q2_K   ? offsetof(rf_block_q2_k, d)
                      : s.format == RF_Q3_K ? offsetof(rf_block_q3_k, d)
                      : s.format == RF_Q6_K ? offsetof(rf_block_q6_k, d)
-                                            : 0;
+                                           : 0;
     k_scales out = {.scale = fold_scales(s, blocks + d, count), .min_scale = _mm256_setzero_ps()};
     if (s.has_min) {
-        out.min_scale =
-            _mm256_xor_ps(fold_scales(s, blocks + d + 2, count), _mm256_set1_ps(-0.0f));
+        out.min_scale = _mm256_xor_ps(fold_scales(s, blocks + d + 2, count), _mm256_set1_ps(-0.0f));
     }
     return out;
 }

@@ -72,8 +72,7 @@ static void prepare_bytes_32(const int32_t *sums, int32_t offset, uint32_t k, in
 static void expand_act(const uint8_t *act, const rf_act_layout *layout, int16_t *out)
 {
     for (size_t i = 0; i < layout->k; i += 32) {
-        const int multiplier =
-            layout->block == 256 ? rf_act_multipliers(act, layout)[i / 32] : 1;
+        const int multiplier = layout->block == 256 ? rf_act_multipliers(act, layout)[i / 32] : 1;
         const __m512i q = _mm512_cvtepi8_epi16(rf_load_256(rf_act_q8(act) + i));
         rf_store_512(out + i, _mm512_mullo_epi16(q, _mm512_set1_epi16((short)multiplier)));
     }

@@ -15,8 +15,8 @@
 typedef enum kind { BLOCKS_OF_32, NARROW, WIDE } kind;
 
 /* 16 k of 32 rows. */
-RF_INLINE void dot_16(const uint8_t *codes, const rf_tile *in, size_t at,
-                      __m512i p[RF_TILE_512][2], uint32_t tokens)
+RF_INLINE void dot_16(const uint8_t *codes, const rf_tile *in, size_t at, __m512i p[RF_TILE_512][2],
+                      uint32_t tokens)
 {
 #pragma GCC unroll 4
     for (uint32_t i = 0; i < 4; i++) {
@@ -26,8 +26,8 @@ RF_INLINE void dot_16(const uint8_t *codes, const rf_tile *in, size_t at,
         for (uint32_t t = 0; t < tokens; t++) {
             __m512i q = rf_broadcast_4(in->q[t] + at + 4 * i);
             RF_PIN(q);
-            p[t][0] = _mm512_dpbusd_epi32(p[t][0], w0, q);
-            p[t][1] = _mm512_dpbusd_epi32(p[t][1], w1, q);
+            rf_dot_bytes(&p[t][0], w0, q);
+            rf_dot_bytes(&p[t][1], w1, q);
         }
     }
 }
@@ -55,8 +55,8 @@ RF_INLINE void add_scaled(__m512i p[RF_TILE_512][2], const uint8_t *scales, cons
             acc[t][0] = _mm512_add_epi32(acc[t][0], _mm512_mullo_epi32(p[t][0], f0));
             acc[t][1] = _mm512_add_epi32(acc[t][1], _mm512_mullo_epi32(p[t][1], f1));
         } else {
-            acc[t][0] = _mm512_dpwssd_epi32(acc[t][0], p[t][0], f0);
-            acc[t][1] = _mm512_dpwssd_epi32(acc[t][1], p[t][1], f1);
+            rf_dot_words(&acc[t][0], p[t][0], f0);
+            rf_dot_words(&acc[t][1], p[t][1], f1);
         }
     }
 }

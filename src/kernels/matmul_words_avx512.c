@@ -16,8 +16,8 @@ RF_INLINE void dot_32(const uint8_t *codes, const rf_tile *in, size_t at,
             for (uint32_t t = 0; t < tokens; t++) {
                 __m512i q = rf_broadcast_4(in->q[t] + 2 * at + 4 * j);
                 RF_PIN(q);
-                acc[t][0] = _mm512_dpwssd_epi32(acc[t][0], w0, q);
-                acc[t][1] = _mm512_dpwssd_epi32(acc[t][1], w1, q);
+                rf_dot_words(&acc[t][0], w0, q);
+                rf_dot_words(&acc[t][1], w1, q);
             }
         }
     }

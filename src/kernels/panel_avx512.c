@@ -12,16 +12,17 @@ typedef struct byte_codes {
     bool wide; /* offset codes * 127 * sub exceeds 16 bits */
 } byte_codes;
 static const byte_codes byte_formats[] = {
-    {RF_Q4_0, 0, 8, false},   {RF_Q4_1, 0, 0, false},  {RF_Q5_0, 0, 16, false},
-    {RF_Q5_1, 0, 0, false},   {RF_Q8_0, 0, 128, false}, {RF_Q2_K, 16, 0, false},
-    {RF_Q3_K, 16, 4, false},  {RF_Q4_K, 32, 0, true},  {RF_Q5_K, 32, 0, true},
+    {RF_Q4_0, 0, 8, false},  {RF_Q4_1, 0, 0, false},   {RF_Q5_0, 0, 16, false},
+    {RF_Q5_1, 0, 0, false},  {RF_Q8_0, 0, 128, false}, {RF_Q2_K, 16, 0, false},
+    {RF_Q3_K, 16, 4, false}, {RF_Q4_K, 32, 0, true},   {RF_Q5_K, 32, 0, true},
     {RF_Q6_K, 16, 32, true},
 };
 
 bool rf_panel_shape_of(rf_format format, rf_panel_shape *shape)
 {
     const rf_quant *quant = rf_quant_of(format);
-    *shape = (rf_panel_shape){.block = quant->block, .fold = quant->fold, .min_step = quant->min_step};
+    *shape =
+        (rf_panel_shape){.block = quant->block, .fold = quant->fold, .min_step = quant->min_step};
     for (size_t i = 0; i < RF_ARRAY_COUNT(byte_formats); i++) {
         if (byte_formats[i].format == format) {
             shape->sub = byte_formats[i].sub;
@@ -114,7 +115,8 @@ RF_INLINE void unpack_words(rf_format format, rf_unpack_fn other, const uint8_t 
 void rf_panel_words_avx512(const rf_matmul *job, uint32_t row, uint32_t count, uint8_t *panel)
 {
     const rf_quant *quant = rf_quant_of(job->format);
-    const rf_panel_shape s = {.block = quant->block, .fold = quant->fold, .min_step = quant->min_step};
+    const rf_panel_shape s = {
+        .block = quant->block, .fold = quant->fold, .min_step = quant->min_step};
     const uint32_t blocks = job->k / s.block, folds = job->k / s.fold;
     const uint32_t record_bytes = rf_panel_record_bytes(&s, true);
     const uint32_t mins = s.min_step == 0 || s.fold == 32 ? 0 : s.fold / s.min_step;
@@ -281,19 +283,19 @@ RF_INLINE void codes_q5_k(const uint8_t *block, code_row *out)
 RF_INLINE void codes_q6_k(const uint8_t *block, code_row *out)
 {
     const uint8_t *scales = block + offsetof(rf_block_q6_k, scales);
-    rf_store_512(out->sub, _mm512_cvtepi8_epi32(
-                               _mm_loadu_si128((const __m128i *)(const void *)scales)));
+    rf_store_512(out->sub,
+                 _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)scales)));
     out->scale = rf_load_f16(block + offsetof(rf_block_q6_k, d));
     for (int half = 0; half < 2; half++) {
         const __m256i a = rf_load_256(block + 64 * half), b = rf_load_256(block + 64 * half + 32);
         const __m256i h = rf_load_256(block + offsetof(rf_block_q6_k, qh) + 32 * half);
         uint8_t *code = out->code + 128 * half;
-        rf_store_256(code, _mm256_or_si256(and_bytes(a, 15),
-                                           and_bytes(_mm256_slli_epi16(h, 4), 0x30)));
-        rf_store_256(code + 32, _mm256_or_si256(and_bytes(b, 15),
-                                                and_bytes(_mm256_slli_epi16(h, 2), 0x30)));
-        rf_store_256(code + 64, _mm256_or_si256(and_bytes(_mm256_srli_epi16(a, 4), 15),
-                                                and_bytes(h, 0x30)));
+        rf_store_256(code,
+                     _mm256_or_si256(and_bytes(a, 15), and_bytes(_mm256_slli_epi16(h, 4), 0x30)));
+        rf_store_256(code + 32,
+                     _mm256_or_si256(and_bytes(b, 15), and_bytes(_mm256_slli_epi16(h, 2), 0x30)));
+        rf_store_256(code + 64,
+                     _mm256_or_si256(and_bytes(_mm256_srli_epi16(a, 4), 15), and_bytes(h, 0x30)));
         rf_store_256(code + 96, _mm256_or_si256(and_bytes(_mm256_srli_epi16(b, 4), 15),
                                                 and_bytes(_mm256_srli_epi16(h, 2), 0x30)));
     }
@@ -318,7 +320,8 @@ RF_INLINE void make_panel(const rf_matmul *job, uint32_t row, uint32_t count, ui
             for (uint32_t i = 0; i < ROWS; i++) {
                 const uint64_t r = row + RF_MIN(lane + i, count - 1);
                 rows[i].min_scale = 0.0f;
-                codes(job->weight + r * job->weight_row_bytes + (uint64_t)b * block_bytes, &rows[i]);
+                codes(job->weight + r * job->weight_row_bytes + (uint64_t)b * block_bytes,
+                      &rows[i]);
             }
             for (uint32_t at = 0; at < s.block; at += s.fold) {
                 const uint32_t place = rf_walk_place(&walk, (b * s.block + at) / s.fold);

@@ -19,10 +19,10 @@
 
 #include "kernels/avx512.h"
 
-#define RF_PANEL_512      32u /* rows */
-#define RF_PANEL_LINE     (RF_PANEL_512 * 4u)
-#define RF_TILE_512       6u /* tokens of a tile: 12 sums, their operands and 12 more fit 32 */
-#define RF_PANEL_SCALES   2u
+#define RF_PANEL_512    32u /* rows */
+#define RF_PANEL_LINE   (RF_PANEL_512 * 4u)
+#define RF_TILE_512     6u /* tokens of a tile: 12 sums, their operands and 12 more fit 32 */
+#define RF_PANEL_SCALES 2u
 
 /* What the code of a tile is compiled for: constants where it is used. */
 typedef struct rf_panel_shape {

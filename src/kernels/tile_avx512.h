@@ -71,8 +71,10 @@ RF_INLINE void rf_add_fold(__m512 lane[RF_TILE_512][2], const uint8_t *scales, c
 #pragma GCC unroll 6
     for (uint32_t t = 0; t < tokens; t++) {
         const __m512 a = _mm512_set1_ps(in->scale[t][block]);
-        lane[t][0] = _mm512_fmadd_ps(_mm512_mul_ps(s0, a), _mm512_cvtepi32_ps(acc[t][0]), lane[t][0]);
-        lane[t][1] = _mm512_fmadd_ps(_mm512_mul_ps(s1, a), _mm512_cvtepi32_ps(acc[t][1]), lane[t][1]);
+        lane[t][0] =
+            _mm512_fmadd_ps(_mm512_mul_ps(s0, a), _mm512_cvtepi32_ps(acc[t][0]), lane[t][0]);
+        lane[t][1] =
+            _mm512_fmadd_ps(_mm512_mul_ps(s1, a), _mm512_cvtepi32_ps(acc[t][1]), lane[t][1]);
     }
 }
 
@@ -90,8 +92,8 @@ RF_INLINE void rf_min_sums(const uint8_t *mins, const rf_tile *in, size_t first,
 #pragma GCC unroll 6
         for (uint32_t t = 0; t < tokens; t++) {
             const __m512i sum = rf_broadcast_4(in->mins[t] + first + j);
-            acc[t][0] = _mm512_dpwssd_epi32(acc[t][0], m0, sum);
-            acc[t][1] = _mm512_dpwssd_epi32(acc[t][1], m1, sum);
+            rf_dot_words(&acc[t][0], m0, sum);
+            rf_dot_words(&acc[t][1], m1, sum);
         }
     }
 }

@@ -139,7 +139,8 @@ RF_INLINE void rope_interleaved_8(float *head, const float *table)
 
 RF_INLINE void rope_halves_16(float *first, float *second, const float *table)
 {
-    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i even =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
     const __m512 t0 = _mm512_loadu_ps(table), t1 = _mm512_loadu_ps(table + 16);
     const __m512 c = _mm512_permutex2var_ps(t0, even, t1);
