@@ -175,18 +175,25 @@ RF_INLINE void sums_of_codes(const uint8_t *blocks, const rf_dot_shape s, const 
     }
 }
 
-/* q8_0, int8: two blocks a register, weights as unsigned bytes 128 too high. */
-RF_INLINE void sums_of_bytes(const uint8_t *blocks, const rf_dot_input *in, uint32_t at,
-                             uint32_t tokens, __m256i *sums)
+/* The weights of a block of q8_0 or iq4_nl. */
+RF_INLINE __m256i weights_of(rf_format format, const uint8_t *block)
 {
-    const size_t bytes = sizeof(rf_block_q8_0);
+    return format == RF_Q8_0 ? rf_load_256(block + 2)
+                             : rf_look_up_nibbles(rf_iq4_table(), block + 2);
+}
+
+/* int8: two blocks a register, weights as unsigned bytes 128 too high. */
+RF_INLINE void sums_of_bytes(const uint8_t *blocks, const rf_dot_shape s, const rf_dot_input *in,
+                             uint32_t at, uint32_t tokens, __m256i *sums)
+{
+    const size_t bytes = s.block_bytes;
     const __m512i order = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 0, 8, 1, 9, 2, 10, 3, 11);
     __m512i code[4];
 #pragma GCC unroll 4
     for (size_t i = 0; i < 4; i++) {
-        const uint8_t *qs = blocks + 2 * i * bytes + 2;
-        code[i] =
-            _mm512_inserti64x4(_mm512_castsi256_si512(rf_load_256(qs)), rf_load_256(qs + bytes), 1);
+        const uint8_t *pair = blocks + 2 * i * bytes;
+        code[i] = _mm512_inserti64x4(_mm512_castsi256_si512(weights_of(s.format, pair)),
+                                     weights_of(s.format, pair + bytes), 1);
         code[i] = _mm512_xor_si512(code[i], _mm512_set1_epi8((char)-128));
     }
     for (uint32_t t = 0; t < tokens; t++) {
@@ -204,14 +211,14 @@ RF_INLINE void sums_of_bytes(const uint8_t *blocks, const rf_dot_input *in, uint
     }
 }
 
-/* q8_0, int16: a block is one register of words. */
-RF_INLINE void sums_of_words(const uint8_t *blocks, const rf_dot_input *in, uint32_t at,
-                             uint32_t count, uint32_t tokens, __m256i *sums)
+/* int16: a block is one register of words. */
+RF_INLINE void sums_of_words(const uint8_t *blocks, const rf_dot_shape s, const rf_dot_input *in,
+                             uint32_t at, uint32_t count, uint32_t tokens, __m256i *sums)
 {
     __m512i part[RF_DOT_TOKENS_512][8];
 #pragma GCC unroll 8
     for (size_t i = 0; i < 8; i++) {
-        const __m512i w = _mm512_cvtepi8_epi16(rf_load_256(blocks + i * sizeof(rf_block_q8_0) + 2));
+        const __m512i w = _mm512_cvtepi8_epi16(weights_of(s.format, blocks + i * s.block_bytes));
         for (uint32_t t = 0; t < tokens; t++) { /* a token ends with its row, blocks may go on */
             const int16_t *q = rf_act_q16(in[t].q) + ((size_t)at + RF_MIN(i, count - 1)) * 32;
             part[t][i] = _mm512_madd_epi16(w, rf_load_512(q));
@@ -228,12 +235,12 @@ RF_INLINE void add_chunk(const rf_dot_shape s, const codes_32 c, const uint8_t *
                          uint32_t tokens, __m256 *lanes)
 {
     __m256i sums[RF_DOT_TOKENS_512];
-    if (s.format != RF_Q8_0) {
+    if (s.order == RF_DOT_FOURS) {
         sums_of_codes(blocks, s, c, in, at, int8, tokens, sums);
     } else if (int8) {
-        sums_of_bytes(blocks, in, at, tokens, sums);
+        sums_of_bytes(blocks, s, in, at, tokens, sums);
     } else {
-        sums_of_words(blocks, in, at, count, tokens, sums);
+        sums_of_words(blocks, s, in, at, count, tokens, sums);
     }
     const __m256 scale = rf_dot_scales(blocks, s.block_bytes, 8);
     const __m256 min_scale =
@@ -321,6 +328,12 @@ static void dot_q8_0(const rf_matmul *job, uint32_t first, uint32_t last, void *
                (rf_dot_shape){RF_Q8_0, 32, sizeof(rf_block_q8_0), 32, false, RF_DOT_NATURAL},
                (codes_32){2, 0, 128});
 }
+static void dot_iq4_nl(const rf_matmul *job, uint32_t first, uint32_t last, void *scratch)
+{
+    dot_format(job, first, last, scratch,
+               (rf_dot_shape){RF_IQ4_NL, 32, sizeof(rf_block_iq4_nl), 32, false, RF_DOT_NATURAL},
+               (codes_32){2, 0, 128});
+}
 
 bool rf_dot_avx512(const rf_matmul *job, uint32_t first, uint32_t last, void *scratch)
 {
@@ -343,6 +356,9 @@ bool rf_dot_avx512(const rf_matmul *job, uint32_t first, uint32_t last, void *sc
         return true;
     case RF_Q8_0:
         dot_q8_0(job, first, last, scratch);
+        return true;
+    case RF_IQ4_NL:
+        dot_iq4_nl(job, first, last, scratch);
         return true;
     default:
         return rf_dot_k_avx512(job, first, last, scratch);

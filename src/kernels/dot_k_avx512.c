@@ -1,4 +1,4 @@
-/* kernels/dot_k_avx512.c: rows of q2_K ... q6_K times few tokens, straight from the packed bytes.
+/* kernels/dot_k_avx512.c: rows of blocks of 256 times few tokens, straight from the packed bytes.
  *
  * A block is four registers of 64 unsigned codes; vpmaddubsw takes them times the activations'
  * bytes, vpdpwssd those pairs times the sub-blocks' scales (int8: scale times multiplier). Eight
@@ -12,7 +12,7 @@ typedef struct k_block {
     __m256i scales; /* 16 bits: of each 16 weights, or of each 32 (eight) */
     __m512i per_16; /* 32 bits: what a sum of 16 activations counts for: q3_K and q6_K the scale,
                        which is taken off offset times; q2_K the minimum */
-    __m256i mins;   /* q4_K, q5_K: of each 32 */
+    __m256i per_32; /* 32 bits: q4_K and q5_K the minimums, iq4_xs the scales */
 } k_block;
 
 RF_INLINE __m512i and_bytes(__m512i v, int mask)
@@ -62,7 +62,7 @@ RF_INLINE void scales_of(const uint8_t *block, k_block *b)
 {
     const __m128i codes = rf_scales_k(block);
     b->scales = _mm256_cvtepu8_epi16(codes); /* the first eight */
-    b->mins = _mm256_cvtepu8_epi32(_mm_srli_si128(codes, 8));
+    b->per_32 = _mm256_cvtepu8_epi32(_mm_srli_si128(codes, 8));
 }
 
 RF_INLINE void nibbles(const uint8_t *qs, k_block *b)
@@ -115,6 +115,40 @@ RF_INLINE k_block block_q6_k(const uint8_t *block)
     return b;
 }
 
+RF_INLINE k_block block_iq4_xs(const uint8_t *block)
+{
+    const __m256i table = _mm256_xor_si256(rf_iq4_table(), _mm256_set1_epi8(-128));
+    k_block b;
+    for (int i = 0; i < 4; i++) {
+        const uint8_t *qs = block + offsetof(rf_block_iq4_xs, qs) + 32 * i;
+        b.code[i] = _mm512_inserti64x4(_mm512_castsi256_si512(rf_look_up_nibbles(table, qs)),
+                                       rf_look_up_nibbles(table, qs + 16), 1);
+    }
+    b.per_32 = rf_scales_iq4_xs(block);
+    return b;
+}
+
+RF_INLINE k_block block_tq1_0(const uint8_t *block)
+{
+    __m256i code[8];
+    k_block b;
+    rf_codes_tq1_0(block, code);
+    for (int i = 0; i < 4; i++) {
+        b.code[i] = _mm512_inserti64x4(_mm512_castsi256_si512(code[2 * i]), code[2 * i + 1], 1);
+    }
+    b.scales = _mm256_set1_epi16(1);
+    return b;
+}
+
+RF_INLINE k_block block_tq2_0(const uint8_t *block)
+{
+    const __m512i q = rf_load_512(block);
+    return (k_block){.code = {and_bytes(q, 3), and_bytes(_mm512_srli_epi16(q, 2), 3),
+                              and_bytes(_mm512_srli_epi16(q, 4), 3),
+                              and_bytes(_mm512_srli_epi16(q, 6), 3)},
+                     .scales = _mm256_set1_epi16(1)};
+}
+
 RF_INLINE k_block block_of(rf_format format, const uint8_t *block)
 {
     switch (format) {
@@ -126,8 +160,14 @@ RF_INLINE k_block block_of(rf_format format, const uint8_t *block)
         return block_q4_k(block);
     case RF_Q5_K:
         return block_q5_k(block);
-    default:
+    case RF_Q6_K:
         return block_q6_k(block);
+    case RF_IQ4_XS:
+        return block_iq4_xs(block);
+    case RF_TQ1_0:
+        return block_tq1_0(block);
+    default:
+        return block_tq2_0(block);
     }
 }
 
@@ -173,11 +213,42 @@ RF_INLINE void plane_sums(const k_block *b, const int8_t *plane, const __m512i s
     }
 }
 
+/* iq4_xs, whose codes are too large for vpmaddubsw: a fold is a register, its two scales 32 bits. */
+RF_INLINE void block_sums_iq4_xs(const k_block *b, const rf_dot_input *in, size_t k, bool int8,
+                                 __m512i part[4])
+{
+    const __m512i zero = _mm512_setzero_si512();
+    __m512i which = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    __m256i scales = b->per_32;
+    if (int8) { /* both of a 32's places hold its multiplier */
+        const __m256i m = rf_load_256(in->multiplier + k / 16);
+        scales = _mm256_mullo_epi32(scales, _mm256_and_si256(m, _mm256_set1_epi32(0xFFFF)));
+    }
+    const __m256i over = _mm256_mullo_epi32(b->per_32, rf_load_256(in->sums_32 + k / 32));
+    const __m512i wrong = _mm512_castsi256_si512(_mm256_slli_epi32(over, 7)); /* 128 too high */
+#pragma GCC unroll 4
+    for (uint32_t f = 0; f < 4; f++) {
+        const int8_t *high = in->high + k + 64 * f, *low = in->low + k + 64 * f;
+        __m512i sum = _mm512_dpbusd_epi32(zero, b->code[f], rf_load_512(high));
+        if (!int8) {
+            sum = _mm512_dpbusd_epi32(_mm512_slli_epi32(sum, 7), b->code[f], rf_load_512(low));
+        }
+        sum = _mm512_mullo_epi32(sum,
+                                 _mm512_permutexvar_epi32(which, _mm512_castsi256_si512(scales)));
+        part[f] = _mm512_mask_sub_epi32(sum, (__mmask16)(3u << (2 * f)), sum, wrong);
+        which = _mm512_add_epi32(which, _mm512_set1_epi32(2));
+    }
+}
+
 /* The sums of a block's folds for one token; k is the block's first element. */
 RF_INLINE void block_sums(const rf_dot_shape s, const k_block *b, const __m512i spread[4],
                           const rf_dot_input *in, size_t k, bool int8, __m512i part[4])
 {
     const uint32_t folds = s.block / s.fold;
+    if (s.format == RF_IQ4_XS) {
+        block_sums_iq4_xs(b, in, k, int8, part);
+        return;
+    }
     if (int8) {
         __m512i scales[4];
         const __m256i m = rf_load_256(in->multiplier + k / 16);
@@ -198,6 +269,8 @@ RF_INLINE void block_sums(const rf_dot_shape s, const k_block *b, const __m512i 
         part[1] = _mm512_mask_sub_epi32(part[1], 0x00F0, part[1], over);
         part[2] = _mm512_mask_sub_epi32(part[2], 0x0F00, part[2], over);
         part[3] = _mm512_mask_sub_epi32(part[3], 0xF000, part[3], over);
+    } else if (s.format == RF_TQ1_0 || s.format == RF_TQ2_0) { /* 1 too high */
+        part[0] = _mm512_sub_epi32(part[0], rf_load_512(in->sums + k / 16));
     } else if (s.format == RF_Q3_K) { /* 4 too high */
         const __m512i over = _mm512_mullo_epi32(b->per_16, rf_load_512(in->sums + k / 16));
         part[0] = _mm512_sub_epi32(part[0], _mm512_slli_epi32(over, 2));
@@ -212,7 +285,7 @@ RF_INLINE __m256i block_mins(const rf_dot_shape s, const k_block *b, const rf_do
         const __m512i all = _mm512_mullo_epi32(b->per_16, rf_load_512(in->sums + k / 16));
         return _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
     }
-    return _mm256_mullo_epi32(b->mins, rf_load_256(in->sums_32 + k / 32));
+    return _mm256_mullo_epi32(b->per_32, rf_load_256(in->sums_32 + k / 32));
 }
 
 RF_INLINE __m256i sum_mins(const rf_dot_shape s, const __m256i mins[8])
@@ -243,10 +316,12 @@ typedef struct k_scales {
 
 RF_INLINE k_scales chunk_scales(const rf_dot_shape s, const uint8_t *blocks, uint32_t count)
 {
-    const size_t d = s.format == RF_Q2_K   ? offsetof(rf_block_q2_k, d)
-                     : s.format == RF_Q3_K ? offsetof(rf_block_q3_k, d)
-                     : s.format == RF_Q6_K ? offsetof(rf_block_q6_k, d)
-                                           : 0;
+    const size_t d = s.format == RF_Q2_K    ? offsetof(rf_block_q2_k, d)
+                     : s.format == RF_Q3_K  ? offsetof(rf_block_q3_k, d)
+                     : s.format == RF_Q6_K  ? offsetof(rf_block_q6_k, d)
+                     : s.format == RF_TQ1_0 ? offsetof(rf_block_tq1_0, d)
+                     : s.format == RF_TQ2_0 ? offsetof(rf_block_tq2_0, d)
+                                            : 0;
     k_scales out = {.scale = fold_scales(s, blocks + d, count), .min_scale = _mm256_setzero_ps()};
     if (s.has_min) {
         out.min_scale = _mm256_xor_ps(fold_scales(s, blocks + d + 2, count), _mm256_set1_ps(-0.0f));
@@ -265,7 +340,7 @@ RF_INLINE void add_chunk(const rf_dot_shape s, const uint8_t *weight, const rf_d
         const k_block b = block_of(s.format, weight + (size_t)i * s.block_bytes);
         const size_t k = (size_t)(at + i * folds) * s.fold;
         __m512i spread[4];
-        if (!int8) {
+        if (!int8 && s.format != RF_IQ4_XS) {
             spread_scales(b.scales, s.order, spread);
         }
         rf_dot_prefetch(weight + (size_t)i * s.block_bytes, s.block_bytes);
@@ -363,6 +438,22 @@ static void dot_q6_k(const rf_matmul *job, uint32_t first, uint32_t last, void *
                (rf_dot_shape){RF_Q6_K, 256, sizeof(rf_block_q6_k), 64, false, RF_DOT_NATURAL});
 }
 
+static void dot_iq4_xs(const rf_matmul *job, uint32_t first, uint32_t last, void *scratch)
+{
+    dot_format(job, first, last, scratch,
+               (rf_dot_shape){RF_IQ4_XS, 256, sizeof(rf_block_iq4_xs), 64, false, RF_DOT_NATURAL});
+}
+static void dot_tq1_0(const rf_matmul *job, uint32_t first, uint32_t last, void *scratch)
+{
+    dot_format(job, first, last, scratch,
+               (rf_dot_shape){RF_TQ1_0, 256, sizeof(rf_block_tq1_0), 256, false, RF_DOT_NATURAL});
+}
+static void dot_tq2_0(const rf_matmul *job, uint32_t first, uint32_t last, void *scratch)
+{
+    dot_format(job, first, last, scratch,
+               (rf_dot_shape){RF_TQ2_0, 256, sizeof(rf_block_tq2_0), 256, false, RF_DOT_HALVES});
+}
+
 bool rf_dot_k_avx512(const rf_matmul *job, uint32_t first, uint32_t last, void *scratch)
 {
     switch (job->format) {
@@ -380,6 +471,15 @@ bool rf_dot_k_avx512(const rf_matmul *job, uint32_t first, uint32_t last, void *
         return true;
     case RF_Q6_K:
         dot_q6_k(job, first, last, scratch);
+        return true;
+    case RF_IQ4_XS:
+        dot_iq4_xs(job, first, last, scratch);
+        return true;
+    case RF_TQ1_0:
+        dot_tq1_0(job, first, last, scratch);
+        return true;
+    case RF_TQ2_0:
+        dot_tq2_0(job, first, last, scratch);
         return true;
     default:
         return false;

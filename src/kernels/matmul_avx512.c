@@ -57,7 +57,14 @@ static void prepare_bytes_256(const uint8_t *act, const rf_act_layout *layout,
         const __m512i inverses = _mm512_permutexvar_epi32(twice, _mm512_castsi256_si512(inverse));
         const __m512 quotient =
             _mm512_mul_ps(_mm512_cvtepi32_ps(rf_load_512(sums + i)), _mm512_castsi512_ps(inverses));
-        rf_store_512(start + i, _mm512_mullo_epi32(_mm512_cvtps_epi32(quotient), minus));
+        const __m512i starts = _mm512_mullo_epi32(_mm512_cvtps_epi32(quotient), minus);
+        if (s->sub == 16) {
+            rf_store_512(start + i, starts);
+        } else {
+            int32_t each[16];
+            rf_store_512(each, starts);
+            rf_store_256(start + i / 2, rf_sums_of_32(each));
+        }
     }
 }
 

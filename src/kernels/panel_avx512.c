@@ -12,10 +12,11 @@ typedef struct byte_codes {
     bool wide; /* offset codes * 127 * sub exceeds 16 bits */
 } byte_codes;
 static const byte_codes byte_formats[] = {
-    {RF_Q4_0, 0, 8, false},  {RF_Q4_1, 0, 0, false},   {RF_Q5_0, 0, 16, false},
-    {RF_Q5_1, 0, 0, false},  {RF_Q8_0, 0, 128, false}, {RF_Q2_K, 16, 0, false},
-    {RF_Q3_K, 16, 4, false}, {RF_Q4_K, 32, 0, true},   {RF_Q5_K, 32, 0, true},
-    {RF_Q6_K, 16, 32, true},
+    {RF_Q4_0, 0, 8, false},   {RF_Q4_1, 0, 0, false},     {RF_Q5_0, 0, 16, false},
+    {RF_Q5_1, 0, 0, false},   {RF_Q8_0, 0, 128, false},   {RF_Q2_K, 16, 0, false},
+    {RF_Q3_K, 16, 4, false},  {RF_Q4_K, 32, 0, true},     {RF_Q5_K, 32, 0, true},
+    {RF_Q6_K, 16, 32, true},  {RF_IQ4_NL, 0, 128, false}, {RF_IQ4_XS, 32, 128, true},
+    {RF_TQ1_0, 32, 1, false}, {RF_TQ2_0, 32, 1, false},
 };
 
 bool rf_panel_shape_of(rf_format format, rf_panel_shape *shape)
@@ -105,6 +106,12 @@ RF_INLINE void unpack_words(rf_format format, rf_unpack_fn other, const uint8_t 
         break;
     case RF_Q6_K:
         rf_unpack_q6_k(block, out);
+        break;
+    case RF_IQ4_NL:
+        rf_unpack_iq4_nl(block, out);
+        break;
+    case RF_IQ4_XS:
+        rf_unpack_iq4_xs(block, out);
         break;
     default:
         other(block, out);
@@ -301,6 +308,46 @@ RF_INLINE void codes_q6_k(const uint8_t *block, code_row *out)
     }
 }
 
+RF_INLINE void codes_iq4_nl(const uint8_t *block, code_row *out)
+{
+    out->scale = rf_load_f16(block);
+    rf_store_256(out->code,
+                 _mm256_xor_si256(rf_look_up_nibbles(rf_iq4_table(), block + 2), byte_mask(128)));
+}
+
+RF_INLINE void codes_iq4_xs(const uint8_t *block, code_row *out)
+{
+    const __m256i table = _mm256_xor_si256(rf_iq4_table(), byte_mask(128));
+    rf_store_256(out->sub, rf_scales_iq4_xs(block));
+    out->scale = rf_load_f16(block);
+    for (int j = 0; j < 8; j++) {
+        const uint8_t *qs = block + offsetof(rf_block_iq4_xs, qs) + 16 * j;
+        rf_store_256(out->code + 32 * j, rf_look_up_nibbles(table, qs));
+    }
+}
+
+/* Without sub-scales: they are 1, for activations have multipliers. */
+RF_INLINE void ternary(const __m256i code[8], float scale, code_row *out)
+{
+    out->scale = scale;
+    rf_store_256(out->sub, _mm256_set1_epi32(1));
+    for (int j = 0; j < 8; j++) {
+        rf_store_256(out->code + 32 * j, code[j]);
+    }
+}
+RF_INLINE void codes_tq1_0(const uint8_t *block, code_row *out)
+{
+    __m256i code[8];
+    rf_codes_tq1_0(block, code);
+    ternary(code, rf_load_f16(block + offsetof(rf_block_tq1_0, d)), out);
+}
+RF_INLINE void codes_tq2_0(const uint8_t *block, code_row *out)
+{
+    __m256i code[8];
+    rf_codes_tq2_0(block, code);
+    ternary(code, rf_load_f16(block + offsetof(rf_block_tq2_0, d)), out);
+}
+
 typedef void (*codes_fn)(const uint8_t *block, code_row *out);
 
 RF_INLINE void make_panel(const rf_matmul *job, uint32_t row, uint32_t count, uint8_t *panel,
@@ -374,8 +421,20 @@ void rf_panel_bytes_avx512(const rf_matmul *job, uint32_t row, uint32_t count, u
     case RF_Q5_K:
         make_panel(job, row, count, panel, sizeof(rf_block_q5_k), codes_q5_k);
         break;
-    default: /* q6_K: the last that rf_panel_shape_of names */
+    case RF_Q6_K:
         make_panel(job, row, count, panel, sizeof(rf_block_q6_k), codes_q6_k);
+        break;
+    case RF_IQ4_NL:
+        make_panel(job, row, count, panel, sizeof(rf_block_iq4_nl), codes_iq4_nl);
+        break;
+    case RF_IQ4_XS:
+        make_panel(job, row, count, panel, sizeof(rf_block_iq4_xs), codes_iq4_xs);
+        break;
+    case RF_TQ1_0:
+        make_panel(job, row, count, panel, sizeof(rf_block_tq1_0), codes_tq1_0);
+        break;
+    default: /* tq2_0: the last that rf_panel_shape_of names */
+        make_panel(job, row, count, panel, sizeof(rf_block_tq2_0), codes_tq2_0);
         break;
     }
 }
