@@ -60,6 +60,10 @@ static void prepare_256(const rf_dot_input *in, const rf_act_layout *layout, rf_
 static void prepare_32(const rf_dot_input *in, const rf_act_layout *layout, rf_dot_order order)
 {
     const bool int8 = layout->act == RF_ACT_INT8;
+    if (!int8 && order == RF_DOT_NATURAL) {
+        memcpy(in->high, in->q, layout->k * sizeof(int16_t));
+        return;
+    }
     for (size_t i = 0; i < layout->k / 16; i++) {
         const size_t to = (i / 8 * 8 + group_places[order][i % 8]) * 16;
         __m128i high;
@@ -213,19 +217,22 @@ RF_INLINE void sums_of_bytes(const uint8_t *blocks, const rf_dot_shape s, const 
 
 /* int16: a block is one register of words. */
 RF_INLINE void sums_of_words(const uint8_t *blocks, const rf_dot_shape s, const rf_dot_input *in,
-                             uint32_t at, uint32_t count, uint32_t tokens, __m256i *sums)
+                             uint32_t at, uint32_t tokens, __m256i *sums)
 {
-    __m512i part[RF_DOT_TOKENS_512][8];
+    __m512i w[8];
 #pragma GCC unroll 8
     for (size_t i = 0; i < 8; i++) {
-        const __m512i w = _mm512_cvtepi8_epi16(weights_of(s.format, blocks + i * s.block_bytes));
-        for (uint32_t t = 0; t < tokens; t++) { /* a token ends with its row, blocks may go on */
-            const int16_t *q = rf_act_q16(in[t].q) + ((size_t)at + RF_MIN(i, count - 1)) * 32;
-            part[t][i] = _mm512_madd_epi16(w, rf_load_512(q));
-        }
+        w[i] = _mm512_cvtepi8_epi16(weights_of(s.format, blocks + i * s.block_bytes));
     }
+#pragma GCC unroll 1
     for (uint32_t t = 0; t < tokens; t++) {
-        sums[t] = rf_sum_each_of_8_wide(part[t]);
+        const int16_t *q = (const int16_t *)(const void *)in[t].high + (size_t)at * 32;
+        __m512i part[8];
+#pragma GCC unroll 8
+        for (size_t i = 0; i < 8; i++) {
+            part[i] = _mm512_madd_epi16(w[i], rf_load_512(q + 32 * i));
+        }
+        sums[t] = rf_sum_each_of_8_wide(part);
     }
 }
 
@@ -240,7 +247,7 @@ RF_INLINE void add_chunk(const rf_dot_shape s, const codes_32 c, const uint8_t *
     } else if (int8) {
         sums_of_bytes(blocks, s, in, at, tokens, sums);
     } else {
-        sums_of_words(blocks, s, in, at, count, tokens, sums);
+        sums_of_words(blocks, s, in, at, tokens, sums);
     }
     const __m256 scale = rf_dot_scales(blocks, s.block_bytes, 8);
     const __m256 min_scale =
@@ -259,19 +266,21 @@ RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_
     const uint32_t blocks = job->k / 32;
     for (uint32_t row = first_row; row < last_row; row++) {
         const uint8_t *weight = job->weight + row * job->weight_row_bytes;
+        uint8_t rest[8 * sizeof(rf_block_q8_0)];
         __m256 lanes[RF_DOT_TOKENS_512];
         for (uint32_t t = 0; t < tokens; t++) {
             lanes[t] = _mm256_setzero_ps();
         }
-        uint32_t at = 0;
-        for (; at + 8 <= blocks; at += 8, weight += 8 * (size_t)s.block_bytes) {
+        for (uint32_t at = 0; at < blocks; at += 8, weight += 8 * (size_t)s.block_bytes) {
+            const uint32_t count = RF_MIN(8u, blocks - at);
+            const uint8_t *chunk = weight;
+            if (count < 8) { /* zeros after the last: their lanes are dropped */
+                memset(rest, 0, sizeof rest);
+                memcpy(rest, weight, count * (size_t)s.block_bytes);
+                chunk = rest;
+            }
             rf_dot_prefetch(weight, 8 * s.block_bytes);
-            add_chunk(s, c, weight, in, at, 8, int8, tokens, lanes);
-        }
-        if (at < blocks) { /* zeros after the last: their lanes are dropped */
-            uint8_t rest[8 * sizeof(rf_block_q8_0)] = {0};
-            memcpy(rest, weight, (blocks - at) * (size_t)s.block_bytes);
-            add_chunk(s, c, rest, in, at, blocks - at, int8, tokens, lanes);
+            add_chunk(s, c, chunk, in, at, count, int8, tokens, lanes);
         }
         for (uint32_t t = 0; t < tokens; t++) {
             rf_matmul_store(job, t, row, rf_sum_ymm(lanes[t]));

@@ -24,7 +24,9 @@ typedef enum rf_dot_order {
 /* One token; all but act_scale, sums and q are in the worker's scratch.
  *   int8                    a = q or m q           high: q
  *   int16, blocks of 256    a = 128 high + low     both signed, within 64
- *   int16, blocks of 32     a = 256 high + low     high signed, low unsigned */
+ *   int16, blocks of 32     a = 256 high + low     high signed, low unsigned
+ *     in natural order      high: a, as words, through low
+ * What lies after k, up to a whole chunk of eight folds, may be read and counts for nothing. */
 typedef struct rf_dot_input {
     const uint8_t *q; /* the packed token */
     const int32_t *sums;

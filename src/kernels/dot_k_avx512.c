@@ -378,13 +378,9 @@ RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_
         for (uint32_t t = 0; t < tokens; t++) {
             lanes[t] = _mm256_setzero_ps();
         }
-        uint32_t at = 0;
-        for (; at + 8 <= folds; at += 8) {
-            add_chunk(s, weight, in, at, 8, int8, tokens, lanes);
+        for (uint32_t at = 0; at < folds; at += 8) {
+            add_chunk(s, weight, in, at, RF_MIN(8u, folds - at), int8, tokens, lanes);
             weight += 8 / (s.block / s.fold) * (size_t)s.block_bytes;
-        }
-        if (at < folds) {
-            add_chunk(s, weight, in, at, folds - at, int8, tokens, lanes);
         }
         for (uint32_t t = 0; t < tokens; t++) {
             rf_matmul_store(job, t, row, rf_sum_ymm(lanes[t]));
