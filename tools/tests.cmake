@@ -44,7 +44,7 @@ function(rf_add_emulated_tests)
     set_property(SOURCE ${rf_sources_avx512} APPEND PROPERTY OBJECT_DEPENDS ${header})
     target_link_libraries(rf_emulated PRIVATE rf_flags rf_strict)
     target_compile_options(rf_emulated PRIVATE
-        -O2 -mavx2 -mfma -mf16c -mbmi2 "SHELL:-include ${header}")
+        $<IF:$<BOOL:${RF_SANITIZE}>,-O1,-O2> -mavx2 -mfma -mf16c -mbmi2 "SHELL:-include ${header}")
     foreach(name IN LISTS ARGN)
         set(target tests-emulated-${name})
         add_executable(${target} ${PROJECT_SOURCE_DIR}/tests/unit/test_${name}.c

@@ -213,7 +213,7 @@ RF_INLINE void plane_sums(const k_block *b, const int8_t *plane, const __m512i s
     }
 }
 
-/* iq4_xs, whose codes are too large for vpmaddubsw: a fold is a register, its two scales 32 bits. */
+/* iq4_xs, whose codes are too large for vpmaddubsw: a fold is a register, its scales 32 bits. */
 RF_INLINE void block_sums_iq4_xs(const k_block *b, const rf_dot_input *in, size_t k, bool int8,
                                  __m512i part[4])
 {
