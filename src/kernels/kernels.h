@@ -182,6 +182,8 @@ void rf_kernels_pick(rf_kernels *kernels, uint32_t cpu_mask);
 void rf_kernels_scalar(rf_kernels *kernels);
 #if defined(__x86_64__)
 void rf_kernels_avx2(rf_kernels *kernels);
+#elif defined(__aarch64__)
+void rf_kernels_neon(rf_kernels *kernels);
 #endif
 
 /* cos and sin of angle (double, any size below 2^40), rounded to float; own code. */
