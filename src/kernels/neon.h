@@ -28,6 +28,63 @@ RF_INLINE float rf_sum_lanes_8_neon(float32x4_t low, float32x4_t high)
     return vget_lane_f32(b, 0) + vget_lane_f32(b, 1);
 }
 
+/* ---- shapes ------------------------------------------------------------------------------ */
+
+/* How a fold's integers come about; constants of the tiles. */
+typedef enum rf_shape_kind {
+    RF_SHAPE_PLAIN, /* blocks of 32: codes alone */
+    RF_SHAPE_SUB32, /* blocks of 256: codes times the scale of each 32 */
+    RF_SHAPE_SUB16, /* or of each 16 */
+    RF_SHAPE_ANY    /* formats without code of their own: weight = 128 * code + code */
+} rf_shape_kind;
+
+typedef struct rf_shape {
+    const rf_quant *quant;
+    rf_shape_kind kind;
+    uint32_t folds;     /* of a block */
+    uint32_t min_steps; /* eights of minimums of a fold; 0 for blocks of 32 and without minimums */
+} rf_shape;
+
+/* panel_neon.c: the shape of a format; false when it has none. */
+bool rf_shape_of(rf_format format, rf_shape *shape);
+
+/* ---- panels and pairs -------------------------------------------------------------------- */
+
+/* Eight rows, two by two as smmla reads them; of each pair of rows scales lie as s0 s1 s0 s1. */
+#define RF_EIGHTS 4u /* panels in scratch; half as many for RF_SHAPE_ANY, whose codes are two */
+typedef struct rf_eight_rows {
+    int8_t *codes;  /* [k / 8][4 pairs][2 rows][8]; ANY: [k / 32][high, low][4][4 pairs]... */
+    int32_t *scale; /* [sub-blocks][4 pairs][4]; ANY: 128 and 1 in turn */
+    float *d;       /* [blocks][4 pairs][4] */
+    float *min_d;   /* the same */
+    int8_t *mins;   /* [folds][min_steps][4 pairs][2 rows][8], zeros outside the fold */
+} rf_eight_rows;
+
+/* Two tokens; what they have one of each lies as t0 t0 t1 t1. */
+#define RF_PAIRS 4u /* in scratch at a time: their codes and a panel's fit the first cache */
+typedef struct rf_pair {
+    uint8_t *codes;      /* int8: [k / 8][2 tokens][8]; int16: [k / 16][high, low][2][2 tokens][8],
+                            the value being 256 * high (signed) + low (unsigned) */
+    int32_t *multiplier; /* int8 [k / 32][4] */
+    float *scale;        /* [blocks][4] */
+    float *sums;         /* blocks of 32 with minimums: [blocks][4] */
+    uint8_t *sum_bytes;  /* blocks of 256 with minimums: sums of the sub-blocks by their low, mid
+                            and high byte: [blocks][min steps of a block][3][2 tokens][8] */
+} rf_pair;
+
+/* Places of both in the scratch of a worker; the first free byte. */
+uint8_t *rf_place_rows(rf_eight_rows *rows, const rf_shape *shape, uint32_t k, uint8_t *at);
+uint8_t *rf_place_pair(rf_pair *pair, const rf_shape *shape, const rf_act_layout *layout,
+                       uint8_t *at);
+/* Rows [row, row + 8); those from last on repeat the row before it, and are dropped later. */
+void rf_fill_rows(const rf_eight_rows *rows, const rf_shape *shape, const rf_matmul *job,
+                  uint32_t row, uint32_t last);
+/* Tokens t and u. */
+void rf_fill_pair(const rf_pair *pair, const rf_shape *shape, const rf_matmul *job, uint32_t t,
+                  uint32_t u);
+
+/* ---- entries ----------------------------------------------------------------------------- */
+
 void rf_pack_int16_neon(const rf_act_layout *layout, const float *x, void *packed);
 void rf_pack_int8_neon(const rf_act_layout *layout, const float *x, void *packed);
 

@@ -1,0 +1,358 @@
+/* kernels/panel_neon.c: eight rows of a quantised format, and two tokens of packed activations, as
+ * smmla reads them: eight k of one row (token), then eight k of the next.
+ *
+ *   rows in the file    r0: k0 k1 k2 ...      r1: k0 k1 ...
+ *   a pair of rows      [k0 .. k7 of r0][k0 .. k7 of r1]   [k8 .. k15 of r0][k8 .. k15 of r1] ...
+ *
+ * One smmla is then 2 tokens x 2 rows x 8 k. Sub-block scales stay apart, as integers: with them
+ * folded in, codes would not be bytes.
+ */
+#include "kernels/codes_neon.h"
+
+bool rf_shape_of(rf_format format, rf_shape *shape)
+{
+    const rf_quant *quant = rf_quant_of(format);
+    if (!quant) {
+        return false;
+    }
+    *shape = (rf_shape){.quant = quant, .folds = quant->block / quant->fold};
+    switch (format) {
+    case RF_Q4_0:
+    case RF_Q4_1:
+    case RF_Q5_0:
+    case RF_Q5_1:
+    case RF_Q8_0:
+        shape->kind = RF_SHAPE_PLAIN;
+        return true;
+    case RF_Q4_K:
+    case RF_Q5_K:
+        shape->kind = RF_SHAPE_SUB32;
+        shape->min_steps = 1;
+        return true;
+    case RF_Q2_K:
+    case RF_Q3_K:
+    case RF_Q6_K:
+        shape->kind = RF_SHAPE_SUB16;
+        shape->min_steps = format == RF_Q2_K ? 2 : 0;
+        return true;
+    default:
+        shape->kind = RF_SHAPE_ANY;
+        return quant->min_step == 0;
+    }
+}
+
+static uint32_t sub_blocks(const rf_shape *shape, uint32_t k)
+{
+    return shape->kind == RF_SHAPE_PLAIN ? 0 : shape->kind == RF_SHAPE_SUB32 ? k / 32 : k / 16;
+}
+
+/* Bytes for each k of eight rows: codes 8 (ANY: 16), scales 64 / 16, and in blocks of 32 (256) two
+ * floats of 64 / 32 (64 / 256), minimums 64 / 128: at most 13, 20 for ANY. With RF_EIGHTS of them
+ * at most 52. Of a pair: codes 4, multipliers 16 / 32, floats twice 16 / 32: at most 5, so 20 with
+ * RF_PAIRS. Together below the 80 of rf_matmul_scratch_bytes. */
+uint8_t *rf_place_rows(rf_eight_rows *rows, const rf_shape *shape, uint32_t k, uint8_t *at)
+{
+    const size_t blocks = k / shape->quant->block;
+    rows->codes = (int8_t *)at;
+    at += (size_t)k * (shape->kind == RF_SHAPE_ANY ? 16 : 8);
+    rows->scale = (int32_t *)(void *)at;
+    at += (size_t)sub_blocks(shape, k) * 64;
+    rows->d = (float *)(void *)at;
+    at += blocks * 64;
+    rows->min_d = (float *)(void *)at;
+    at += shape->quant->min_step != 0 ? blocks * 64 : 0;
+    rows->mins = (int8_t *)at;
+    return at + blocks * shape->folds * shape->min_steps * 64;
+}
+
+uint8_t *rf_place_pair(rf_pair *pair, const rf_shape *shape, const rf_act_layout *layout,
+                       uint8_t *at)
+{
+    const size_t blocks = layout->k / layout->block;
+    pair->codes = at;
+    at += (size_t)layout->k * (layout->act == RF_ACT_INT8 ? 2 : 4);
+    pair->multiplier = (int32_t *)(void *)at;
+    at += layout->act == RF_ACT_INT8 && shape->kind != RF_SHAPE_PLAIN ? layout->k / 2 : 0;
+    pair->scale = (float *)(void *)at;
+    at += blocks * 16;
+    pair->sums = (float *)(void *)at;
+    at += shape->kind == RF_SHAPE_PLAIN && shape->quant->min_step != 0 ? blocks * 16 : 0;
+    pair->sum_bytes = at;
+    return at + blocks * shape->min_steps * 48;
+}
+
+/* ---- rows -------------------------------------------------------------------------------- */
+
+/* 32 k of two rows; steps of eight k are 64 bytes apart. */
+RF_INLINE void store_rows(int8_t *out, rf_codes32 first, rf_codes32 second)
+{
+    const int64x2_t a = vreinterpretq_s64_s8(first.a), b = vreinterpretq_s64_s8(first.b);
+    const int64x2_t c = vreinterpretq_s64_s8(second.a), d = vreinterpretq_s64_s8(second.b);
+    vst1q_s8(out, vreinterpretq_s8_s64(vtrn1q_s64(a, c)));
+    vst1q_s8(out + 64, vreinterpretq_s8_s64(vtrn2q_s64(a, c)));
+    vst1q_s8(out + 128, vreinterpretq_s8_s64(vtrn1q_s64(b, d)));
+    vst1q_s8(out + 192, vreinterpretq_s8_s64(vtrn2q_s64(b, d)));
+}
+
+/* One float of each of two rows. */
+RF_INLINE void store_floats(float *out, float first, float second)
+{
+    const float32x2_t both = vset_lane_f32(second, vdup_n_f32(first), 1);
+    vst1q_f32(out, vcombine_f32(both, both));
+}
+
+/* The scales of count sub-blocks; from one to the next 16 integers lie between. */
+RF_INLINE void store_scales(int32_t *out, int8x16_t first, int8x16_t second, uint32_t count)
+{
+    const int16x8_t a = vmovl_s8(vget_low_s8(first)), b = vmovl_s8(vget_low_s8(second));
+    const int16x8_t c = vmovl_high_s8(first), d = vmovl_high_s8(second);
+    int16_t s[2][16];
+    vst1q_s16(s[0], a);
+    vst1q_s16(s[0] + 8, c);
+    vst1q_s16(s[1], b);
+    vst1q_s16(s[1] + 8, d);
+    for (uint32_t j = 0; j < count; j++, out += 16) {
+        const int32x2_t both = vset_lane_s32(s[1][j], vdup_n_s32(s[0][j]), 1);
+        vst1q_s32(out, vcombine_s32(both, both));
+    }
+}
+
+/* The minimums of a block: an eight of each row for each fold and step. Folds of 128 see the half
+ * that is theirs. */
+RF_INLINE void store_mins(int8_t *out, const rf_shape *shape, int8x16_t first, int8x16_t second)
+{
+    const int8x16_t low = vcombine_s8(vget_low_s8(first), vget_low_s8(second));
+    if (shape->folds == 2) {
+        const uint64x2_t half = vdupq_n_u64(0xFFFFFFFF);
+        const int8x16_t mask = vreinterpretq_s8_u64(half);
+        vst1q_s8(out, vandq_s8(low, mask));
+        vst1q_s8(out + 64, vbicq_s8(low, mask));
+        return;
+    }
+    vst1q_s8(out, low);
+    if (shape->min_steps == 2) {
+        vst1q_s8(out + 64, vcombine_s8(vget_high_s8(first), vget_high_s8(second)));
+    }
+}
+
+/* Two rows in blocks of 32; out and the others begin at the pair. */
+RF_INLINE void fill_plain(const rf_eight_rows *out, rf_format format, uint32_t pair,
+                          const uint8_t *first, const uint8_t *second, uint32_t k)
+{
+    const uint32_t bytes = rf_quant_of(format)->block_bytes;
+    const bool mins = format == RF_Q4_1 || format == RF_Q5_1;
+    for (size_t b = 0; b < k / 32; b++, first += bytes, second += bytes) {
+        store_rows(out->codes + b * 256 + pair * 16, rf_codes_block_32(format, first),
+                   rf_codes_block_32(format, second));
+        store_floats(out->d + b * 16 + pair * 4, rf_load_f16_neon(first), rf_load_f16_neon(second));
+        if (mins) {
+            store_floats(out->min_d + b * 16 + pair * 4, rf_load_f16_neon(first + 2),
+                         rf_load_f16_neon(second + 2));
+        }
+    }
+}
+
+/* Two rows in blocks of 256. */
+RF_INLINE void fill_subs(const rf_eight_rows *out, const rf_shape *shape, rf_format format,
+                         uint32_t pair, const uint8_t *first, const uint8_t *second, uint32_t k)
+{
+    const uint32_t bytes = shape->quant->block_bytes;
+    const uint32_t subs = format == RF_Q4_K || format == RF_Q5_K ? 8 : 16;
+    const size_t d = rf_scale_at(format);
+    for (size_t b = 0; b < k / 256; b++, first += bytes, second += bytes) {
+        const rf_subs s = rf_subs_of(format, first), t = rf_subs_of(format, second);
+        int8_t *codes = out->codes + b * 2048 + pair * 16;
+        RF_UNROLL for (int j = 0; j < 8; j++)
+        {
+            store_rows(codes + j * 256, rf_codes_block_256(format, first, j),
+                       rf_codes_block_256(format, second, j));
+        }
+        store_scales(out->scale + b * subs * 16 + pair * 4, s.scale, t.scale, subs);
+        store_floats(out->d + b * 16 + pair * 4, rf_load_f16_neon(first + d),
+                     rf_load_f16_neon(second + d));
+        if (shape->min_steps != 0) {
+            store_floats(out->min_d + b * 16 + pair * 4, -rf_load_f16_neon(first + d + 2),
+                         -rf_load_f16_neon(second + d + 2));
+            store_mins(out->mins + b * shape->folds * shape->min_steps * 64 + pair * 16, shape,
+                       s.min, t.min);
+        }
+    }
+}
+
+/* Sixteen weights as 128 * high + low. */
+RF_INLINE void split_weights(const int16_t *w, int8x16_t *high, int8x16_t *low)
+{
+    const int16x8_t a = vld1q_s16(w), b = vld1q_s16(w + 8);
+    const int16x8_t ha = vrshrq_n_s16(a, 7), hb = vrshrq_n_s16(b, 7);
+    *high = vcombine_s8(vmovn_s16(ha), vmovn_s16(hb));
+    *low = vcombine_s8(vmovn_s16(vsubq_s16(a, vshlq_n_s16(ha, 7))),
+                       vmovn_s16(vsubq_s16(b, vshlq_n_s16(hb, 7))));
+}
+
+/* Two rows of a format without code of its own. */
+static void fill_any(const rf_eight_rows *out, const rf_quant *quant, uint32_t pair,
+                     const uint8_t *first, const uint8_t *second, uint32_t k)
+{
+    int8_t *codes = out->codes + pair * 16;
+    int32_t *scale = out->scale + pair * 4;
+    for (size_t b = 0; b < k / quant->block; b++) {
+        rf_unpacked w[2];
+        quant->unpack(first + b * quant->block_bytes, &w[0]);
+        quant->unpack(second + b * quant->block_bytes, &w[1]);
+        store_floats(out->d + b * 16 + pair * 4, w[0].scale, w[1].scale);
+        for (uint32_t i = 0; i < quant->block; i += 32, codes += 512, scale += 32) {
+            rf_codes32 high[2], low[2];
+            for (int r = 0; r < 2; r++) {
+                split_weights(w[r].w + i, &high[r].a, &low[r].a);
+                split_weights(w[r].w + i + 16, &high[r].b, &low[r].b);
+            }
+            store_rows(codes, high[0], high[1]);
+            store_rows(codes + 256, low[0], low[1]);
+            vst1q_s32(scale, vdupq_n_s32(128));
+            vst1q_s32(scale + 16, vdupq_n_s32(1));
+        }
+    }
+}
+
+void rf_fill_rows(const rf_eight_rows *rows, const rf_shape *shape, const rf_matmul *job,
+                  uint32_t row, uint32_t last)
+{
+    for (uint32_t pair = 0; pair < 4; pair++) {
+        const uint32_t r = RF_MIN(row + 2 * pair, last - 1), s = RF_MIN(r + 1, last - 1);
+        const uint8_t *first = job->weight + r * job->weight_row_bytes;
+        const uint8_t *second = job->weight + s * job->weight_row_bytes;
+        switch (job->format) { /* each case is the loop above with its format's codes inlined */
+        case RF_Q4_0:
+            fill_plain(rows, RF_Q4_0, pair, first, second, job->k);
+            break;
+        case RF_Q4_1:
+            fill_plain(rows, RF_Q4_1, pair, first, second, job->k);
+            break;
+        case RF_Q5_0:
+            fill_plain(rows, RF_Q5_0, pair, first, second, job->k);
+            break;
+        case RF_Q5_1:
+            fill_plain(rows, RF_Q5_1, pair, first, second, job->k);
+            break;
+        case RF_Q8_0:
+            fill_plain(rows, RF_Q8_0, pair, first, second, job->k);
+            break;
+        case RF_Q2_K:
+            fill_subs(rows, shape, RF_Q2_K, pair, first, second, job->k);
+            break;
+        case RF_Q3_K:
+            fill_subs(rows, shape, RF_Q3_K, pair, first, second, job->k);
+            break;
+        case RF_Q4_K:
+            fill_subs(rows, shape, RF_Q4_K, pair, first, second, job->k);
+            break;
+        case RF_Q5_K:
+            fill_subs(rows, shape, RF_Q5_K, pair, first, second, job->k);
+            break;
+        case RF_Q6_K:
+            fill_subs(rows, shape, RF_Q6_K, pair, first, second, job->k);
+            break;
+        default:
+            fill_any(rows, shape->quant, pair, first, second, job->k);
+            break;
+        }
+    }
+}
+
+/* ---- tokens ------------------------------------------------------------------------------ */
+
+/* Sixteen k of two tokens. */
+RF_INLINE void store_pair(uint8_t *out, uint8x16_t t, uint8x16_t u)
+{
+    const uint64x2_t a = vreinterpretq_u64_u8(t), b = vreinterpretq_u64_u8(u);
+    vst1q_u8(out, vreinterpretq_u8_u64(vtrn1q_u64(a, b)));
+    vst1q_u8(out + 16, vreinterpretq_u8_u64(vtrn2q_u64(a, b)));
+}
+
+static void pair_codes_8(uint8_t *out, const uint8_t *t, const uint8_t *u, uint32_t k)
+{
+    for (size_t i = 0; i < k; i += 16) {
+        store_pair(out + 2 * i, vld1q_u8(t + i), vld1q_u8(u + i));
+    }
+}
+
+static void pair_codes_16(uint8_t *out, const uint8_t *t, const uint8_t *u, uint32_t k)
+{
+    for (size_t i = 0; i < k; i += 16) {
+        const uint8x16x2_t a = vld2q_u8(t + 2 * i), b = vld2q_u8(u + 2 * i);
+        store_pair(out + 4 * i, a.val[1], b.val[1]);
+        store_pair(out + 4 * i + 32, a.val[0], b.val[0]);
+    }
+}
+
+RF_INLINE void store_twice(float *out, float t, float u)
+{
+    vst1q_f32(out, vcombine_f32(vdup_n_f32(t), vdup_n_f32(u)));
+}
+
+/* Eight sums of each of two tokens, by bytes. */
+RF_INLINE void store_sum_bytes(uint8_t *out, int32x4_t t0, int32x4_t t1, int32x4_t u0, int32x4_t u1)
+{
+    const uint16x8_t a = vreinterpretq_u16_s32(t0), b = vreinterpretq_u16_s32(t1);
+    const uint16x8_t c = vreinterpretq_u16_s32(u0), d = vreinterpretq_u16_s32(u1);
+    const uint16x8_t t = vuzp1q_u16(a, b), u = vuzp1q_u16(c, d);
+    vst1q_u8(out, vcombine_u8(vmovn_u16(t), vmovn_u16(u)));
+    vst1q_u8(out + 16, vcombine_u8(vshrn_n_u16(t, 8), vshrn_n_u16(u, 8)));
+    vst1q_u8(out + 32, vcombine_u8(vmovn_u16(vuzp2q_u16(a, b)), vmovn_u16(vuzp2q_u16(c, d))));
+}
+
+/* Four sums of 32 from eight of 16. */
+RF_INLINE int32x4_t sums_of_32(const int32_t *sums)
+{
+    return vpaddq_s32(vld1q_s32(sums), vld1q_s32(sums + 4));
+}
+
+static void pair_sums_256(uint8_t *out, const int32_t *t, const int32_t *u, uint32_t blocks,
+                          uint32_t steps)
+{
+    for (uint32_t b = 0; b < blocks; b++, t += 16, u += 16, out += (size_t)steps * 48) {
+        if (steps == 1) {
+            store_sum_bytes(out, sums_of_32(t), sums_of_32(t + 8), sums_of_32(u),
+                            sums_of_32(u + 8));
+        } else {
+            store_sum_bytes(out, vld1q_s32(t), vld1q_s32(t + 4), vld1q_s32(u), vld1q_s32(u + 4));
+            store_sum_bytes(out + 48, vld1q_s32(t + 8), vld1q_s32(t + 12), vld1q_s32(u + 8),
+                            vld1q_s32(u + 12));
+        }
+    }
+}
+
+void rf_fill_pair(const rf_pair *pair, const rf_shape *shape, const rf_matmul *job, uint32_t t,
+                  uint32_t u)
+{
+    const uint8_t *first = rf_matmul_act(job, t), *second = rf_matmul_act(job, u);
+    const rf_act_layout *layout = &job->layout;
+    const uint32_t k = job->k, blocks = k / layout->block;
+    const float *scale = rf_act_scales(first, layout), *scale_u = rf_act_scales(second, layout);
+    const int32_t *sums = rf_act_sums(first, layout), *sums_u = rf_act_sums(second, layout);
+    if (layout->act == RF_ACT_INT16) {
+        pair_codes_16(pair->codes, first, second, k);
+    } else {
+        pair_codes_8(pair->codes, first, second, k);
+    }
+    for (uint32_t b = 0; b < blocks; b++) {
+        store_twice(pair->scale + 4 * b, scale[b], scale_u[b]);
+    }
+    if (layout->act == RF_ACT_INT8 && shape->kind != RF_SHAPE_PLAIN) {
+        const int16_t *m = rf_act_multipliers(first, layout);
+        const int16_t *n = rf_act_multipliers(second, layout);
+        for (uint32_t i = 0; i < k / 32; i++) {
+            const bool has = layout->block == 256;
+            vst1q_s32(pair->multiplier + 4 * i,
+                      vcombine_s32(vdup_n_s32(has ? m[i] : 1), vdup_n_s32(has ? n[i] : 1)));
+        }
+    }
+    if (shape->min_steps != 0) {
+        pair_sums_256(pair->sum_bytes, sums, sums_u, blocks, shape->min_steps);
+    } else if (shape->quant->min_step != 0) {
+        for (uint32_t b = 0; b < blocks; b++) {
+            store_twice(pair->sums + 4 * b, (float)(sums[2 * b] + sums[2 * b + 1]),
+                        (float)(sums_u[2 * b] + sums_u[2 * b + 1]));
+        }
+    }
+}
