@@ -39,10 +39,8 @@ RF_INLINE void prefetch_some(ahead *next)
 
 RF_INLINE void zero_sums(sums *s)
 {
-    RF_UNROLL for (int t = 0; t < 2; t++)
-    {
-        RF_UNROLL for (int i = 0; i < 4; i++)
-        {
+    for (int t = 0; t < 2; t++) {
+        for (int i = 0; i < 4; i++) {
             s->v[t][i] = vdupq_n_s32(0);
         }
     }
@@ -54,8 +52,7 @@ RF_INLINE void add_signed(sums *s, const int8_t *w, const uint8_t *const a[2], s
 {
     const int8x16_t w0 = vld1q_s8(w), w1 = vld1q_s8(w + 16);
     const int8x16_t w2 = vld1q_s8(w + 32), w3 = vld1q_s8(w + 48);
-    RF_UNROLL for (uint32_t t = 0; t < pairs; t++)
-    {
+    for (uint32_t t = 0; t < pairs; t++) {
         const int8x16_t x = vreinterpretq_s8_u8(vld1q_u8(a[t] + at));
         s->v[t][0] = vmmlaq_s32(s->v[t][0], x, w0);
         s->v[t][1] = vmmlaq_s32(s->v[t][1], x, w1);
@@ -70,8 +67,7 @@ RF_INLINE void add_unsigned(sums *s, const int8_t *w, const uint8_t *const a[2],
 {
     const int8x16_t w0 = vld1q_s8(w), w1 = vld1q_s8(w + 16);
     const int8x16_t w2 = vld1q_s8(w + 32), w3 = vld1q_s8(w + 48);
-    RF_UNROLL for (uint32_t t = 0; t < pairs; t++)
-    {
+    for (uint32_t t = 0; t < pairs; t++) {
         const uint8x16_t x = vld1q_u8(a[t] + at);
         s->v[t][0] = vusmmlaq_s32(s->v[t][0], x, w0);
         s->v[t][1] = vusmmlaq_s32(s->v[t][1], x, w1);
@@ -86,78 +82,79 @@ RF_INLINE void sub_sums(sums *s, const int8_t *w, const uint8_t *const a[2], uin
 {
     zero_sums(s);
     if (act == RF_ACT_INT8) {
-        RF_UNROLL for (int i = 0; i < count / 8; i++)
-        {
+        for (int i = 0; i < count / 8; i++) {
             add_signed(s, w + i * 64, a, (size_t)i * 16, pairs);
+            RF_KEEP_ORDER();
         }
         return;
     }
-    RF_UNROLL for (int i = 0; i < count / 8; i++)
-    {
+    for (int i = 0; i < count / 8; i++) {
         add_signed(s, w + i * 64, a, (size_t)(i / 2 * 64 + i % 2 * 16), pairs);
     }
-    RF_UNROLL for (uint32_t t = 0; t < pairs; t++)
-    {
-        RF_UNROLL for (int i = 0; i < 4; i++)
-        {
+    for (uint32_t t = 0; t < pairs; t++) {
+        for (int i = 0; i < 4; i++) {
             s->v[t][i] = vshlq_n_s32(s->v[t][i], 8);
         }
     }
-    RF_UNROLL for (int i = 0; i < count / 8; i++)
-    {
+    RF_KEEP_ORDER();
+    for (int i = 0; i < count / 8; i++) {
         add_unsigned(s, w + i * 64, a, (size_t)(i / 2 * 64 + i % 2 * 16 + 32), pairs);
     }
 }
 
-/* acc += s * scale (* multiplier) */
-RF_INLINE void add_scaled(sums *acc, const sums *s, const int32_t *scale,
-                          const int32_t *const multiplier[2], uint32_t pairs, rf_act act)
+/* acc += s * scale, or acc = s * scale for the first ones. */
+RF_INLINE void add_scaled(sums *acc, const sums *s, const int32_t *scale, uint32_t pairs,
+                          bool first)
 {
-    RF_UNROLL for (uint32_t t = 0; t < pairs; t++)
-    {
-        RF_UNROLL for (int i = 0; i < 4; i++)
-        {
+    for (uint32_t t = 0; t < pairs; t++) {
+        for (int i = 0; i < 4; i++) {
             const int32x4_t by = vld1q_s32(scale + 4 * i);
-            acc->v[t][i] = act == RF_ACT_INT8 ? vmlaq_s32(acc->v[t][i], vmulq_s32(s->v[t][i], by),
-                                                          vld1q_s32(multiplier[t]))
-                                              : vmlaq_s32(acc->v[t][i], s->v[t][i], by);
+            acc->v[t][i] =
+                first ? vmulq_s32(s->v[t][i], by) : vmlaq_s32(acc->v[t][i], s->v[t][i], by);
         }
     }
 }
 
-/* The exact sums of fold f of a row: parts of 32 k, first being its first one. */
-RF_INLINE void fold_sums(sums *acc, const tile *in, uint32_t first, uint32_t parts,
-                         rf_shape_kind kind, rf_act act, uint32_t pairs)
+/* acc += s * multiplier, which each pair of tokens has for 32 k. */
+RF_INLINE void add_multiplied(sums *acc, const sums *s, const tile *in, size_t part, uint32_t pairs)
+{
+    for (uint32_t t = 0; t < pairs; t++) {
+        const int32x4_t by = vld1q_s32(in->pair[t]->multiplier + part * 4);
+        for (int i = 0; i < 4; i++) {
+            acc->v[t][i] = vmlaq_s32(acc->v[t][i], s->v[t][i], by);
+        }
+    }
+}
+
+/* The exact sums of 32 k, with scales and multipliers, added to acc. A part is one sub-block of 32,
+ * two of 16, or two planes of codes for the same activations. */
+RF_INLINE void add_part(sums *acc, const tile *in, size_t part, rf_shape_kind kind, rf_act act,
+                        uint32_t pairs)
 {
     const size_t part_bytes = act == RF_ACT_INT8 ? 64 : 128; /* of a pair's activations */
-    zero_sums(acc);
-    for (uint32_t i = first; i < first + parts; i++) {
-        const uint8_t *a[2];
-        const int32_t *multiplier[2];
-        sums s;
-        for (uint32_t t = 0; t < pairs; t++) {
-            a[t] = in->pair[t]->codes + i * part_bytes;
-            multiplier[t] = in->pair[t]->multiplier + (size_t)i * 4;
-        }
-        if (kind == RF_SHAPE_SUB32) {
-            sub_sums(&s, in->rows->codes + (size_t)i * 256, a, pairs, act, 32);
-            add_scaled(acc, &s, in->rows->scale + (size_t)i * 16, multiplier, pairs, act);
-        } else if (kind == RF_SHAPE_SUB16) {
-            for (int half = 0; half < 2; half++) {
-                sub_sums(&s, in->rows->codes + (size_t)i * 256 + half * 128, a, pairs, act, 16);
-                add_scaled(acc, &s, in->rows->scale + (size_t)i * 32 + half * 16, multiplier, pairs,
-                           act);
-                for (uint32_t t = 0; t < pairs; t++) {
-                    a[t] += part_bytes / 2;
-                }
-            }
+    const uint32_t subs = kind == RF_SHAPE_SUB32 ? 1 : 2;
+    const int8_t *w = in->rows->codes + part * (kind == RF_SHAPE_ANY ? 512 : 256);
+    const int32_t *scale = in->rows->scale + part * subs * 16;
+    const uint8_t *a[2];
+    sums s, scaled;
+    for (uint32_t t = 0; t < pairs; t++) {
+        a[t] = in->pair[t]->codes + part * part_bytes;
+    }
+    for (uint32_t i = 0; i < subs; i++, scale += 16) {
+        sub_sums(&s, w, a, pairs, act, kind == RF_SHAPE_SUB16 ? 16 : 32);
+        if (act == RF_ACT_INT8) {
+            add_scaled(&scaled, &s, scale, pairs, i == 0);
         } else {
-            for (int plane = 0; plane < 2; plane++) {
-                sub_sums(&s, in->rows->codes + (size_t)i * 512 + plane * 256, a, pairs, act, 32);
-                add_scaled(acc, &s, in->rows->scale + (size_t)i * 32 + plane * 16, multiplier,
-                           pairs, act);
-            }
+            add_scaled(acc, &s, scale, pairs, false);
         }
+        RF_KEEP_ORDER();
+        w += kind == RF_SHAPE_SUB16 ? 128 : 256;
+        for (uint32_t t = 0; kind == RF_SHAPE_SUB16 && t < pairs; t++) {
+            a[t] += part_bytes / 2;
+        }
+    }
+    if (act == RF_ACT_INT8) {
+        add_multiplied(acc, &scaled, in, part, pairs);
     }
 }
 
@@ -165,10 +162,8 @@ RF_INLINE void fold_sums(sums *acc, const tile *in, uint32_t first, uint32_t par
 RF_INLINE void add_fold(float32x4_t lanes[2][4], const float *d, const float *const scale[2],
                         const sums *acc, uint32_t pairs)
 {
-    RF_UNROLL for (uint32_t t = 0; t < pairs; t++)
-    {
-        RF_UNROLL for (int i = 0; i < 4; i++)
-        {
+    for (uint32_t t = 0; t < pairs; t++) {
+        for (int i = 0; i < 4; i++) {
             const float32x4_t by = vmulq_f32(vld1q_f32(d + 4 * i), vld1q_f32(scale[t]));
             lanes[t][i] = vfmaq_f32(lanes[t][i], by, vcvtq_f32_s32(acc->v[t][i]));
         }
@@ -180,18 +175,15 @@ RF_INLINE void add_fold(float32x4_t lanes[2][4], const float *d, const float *co
 RF_INLINE void fold_min_sums(sums *acc, const int8_t *mins, const uint8_t *const bytes[2],
                              uint32_t steps, uint32_t pairs)
 {
-    RF_UNROLL for (uint32_t t = 0; t < pairs; t++)
-    {
-        RF_UNROLL for (int i = 0; i < 4; i++)
-        {
+    for (uint32_t t = 0; t < pairs; t++) {
+        for (int i = 0; i < 4; i++) {
             int32x4_t high = vdupq_n_s32(0);
             for (uint32_t j = 0; j < steps; j++) {
                 high = vmmlaq_s32(high, vreinterpretq_s8_u8(vld1q_u8(bytes[t] + j * 48 + 32)),
                                   vld1q_s8(mins + j * 64 + i * 16));
             }
             uint32x4_t all = vreinterpretq_u32_s32(high);
-            RF_UNROLL for (int byte = 1; byte >= 0; byte--)
-            {
+            for (int byte = 1; byte >= 0; byte--) {
                 all = vshlq_n_u32(all, 8);
                 for (uint32_t j = 0; j < steps; j++) {
                     all = vmmlaq_u32(all, vld1q_u8(bytes[t] + j * 48 + 16 * byte),
@@ -239,8 +231,7 @@ RF_INLINE void run_plain(const tile *in, bool mins, rf_act act, uint32_t pairs, 
         for (uint32_t t = 0; mins && t < pairs; t++) {
             const float32x4_t min_sum = vld1q_f32(in->pair[t]->sums + (size_t)b * 4);
             const float32x4_t by = vld1q_f32(scale[t]);
-            RF_UNROLL for (int i = 0; i < 4; i++)
-            {
+            for (int i = 0; i < 4; i++) {
                 float32x4_t *lane = &lanes[b % RF_FOLD_LANES][t][i];
                 const float *d = in->rows->min_d + (size_t)b * 16 + 4 * i;
                 *lane = vfmaq_f32(*lane, vmulq_f32(vld1q_f32(d), by), min_sum);
@@ -254,7 +245,8 @@ RF_INLINE void run_plain(const tile *in, bool mins, rf_act act, uint32_t pairs, 
 RF_INLINE void run_subs(const tile *in, const rf_shape *shape, rf_shape_kind kind, rf_act act,
                         uint32_t pairs, float results[4][8])
 {
-    const uint32_t parts = shape->quant->fold / 32, steps = shape->min_steps;
+    const uint32_t parts = shape->quant->fold / 32;
+    const uint32_t steps = kind == RF_SHAPE_SUB32 ? 1 : 2;
     const uint32_t blocks = in->k / shape->quant->block;
     float32x4_t lanes[8][2][4];
     memset(lanes, 0, sizeof lanes);
@@ -268,9 +260,12 @@ RF_INLINE void run_subs(const tile *in, const rf_shape *shape, rf_shape_kind kin
         prefetch_some(in->next);
         for (uint32_t i = 0; i < shape->folds; i++, f++) {
             sums acc;
-            fold_sums(&acc, in, f * parts, parts, kind, act, pairs);
+            zero_sums(&acc);
+            for (uint32_t part = f * parts; part < (f + 1) * parts; part++) {
+                add_part(&acc, in, part, kind, act, pairs);
+            }
             add_fold(lanes[f % RF_FOLD_LANES], in->rows->d + (size_t)b * 16, scale, &acc, pairs);
-            if (kind != RF_SHAPE_ANY && steps != 0) {
+            if (kind != RF_SHAPE_ANY && shape->min_steps != 0) {
                 fold_min_sums(&acc, in->rows->mins + (size_t)f * steps * 64, bytes, steps, pairs);
                 add_fold(lanes[f % RF_FOLD_LANES], in->rows->min_d + (size_t)b * 16, scale, &acc,
                          pairs);

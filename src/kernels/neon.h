@@ -20,6 +20,9 @@
  * right. */
 #define RF_UNROLL _Pragma("GCC unroll 16")
 
+/* Loads stay on their side of it: gcc would mix the parts of a tile and spill its accumulators. */
+#define RF_KEEP_ORDER() __asm__ volatile("" ::: "memory")
+
 /* Lanes 4, 2, 1 apart. */
 RF_INLINE float rf_sum_lanes_8_neon(float32x4_t low, float32x4_t high)
 {
