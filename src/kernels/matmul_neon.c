@@ -349,6 +349,10 @@ static void run_panels(const rf_matmul *job, const rf_shape *shape, const rf_eig
 static void matmul_quant_neon(const rf_matmul *job, uint32_t first_row, uint32_t last_row,
                               void *scratch)
 {
+    if (job->token_count <= RF_DOT_TOKENS) {
+        rf_dot_neon(job, first_row, last_row, scratch);
+        return;
+    }
     rf_shape shape;
     rf_eight_rows panels[RF_EIGHTS];
     rf_pair pairs[RF_PAIRS];
@@ -386,6 +390,8 @@ static void matmul_quant_neon(const rf_matmul *job, uint32_t first_row, uint32_t
 void rf_kernels_neon(rf_kernels *kernels)
 {
     static const rf_kernel_entry quant = {RF_CPU_NEON, "matmul_neon.c"};
+    static const rf_kernel_entry wide = {RF_CPU_NEON, "matmul_float_neon.c"};
+    static const rf_format floats[] = {RF_F32, RF_F16, RF_BF16};
     for (uint32_t i = 0; i < RF_QUANT_COUNT; i++) {
         rf_shape shape;
         for (int act = RF_ACT_INT16; act <= RF_ACT_INT8; act++) {
@@ -394,6 +400,10 @@ void rf_kernels_neon(rf_kernels *kernels)
                 kernels->matmul_entry[rf_quants[i].format][act] = quant;
             }
         }
+    }
+    for (size_t i = 0; i < RF_ARRAY_COUNT(floats); i++) {
+        kernels->matmul[floats[i]][RF_ACT_F32] = rf_matmul_float_neon;
+        kernels->matmul_entry[floats[i]][RF_ACT_F32] = wide;
     }
     kernels->pack[RF_ACT_INT16] = rf_pack_int16_neon;
     kernels->pack[RF_ACT_INT8] = rf_pack_int8_neon;

@@ -16,8 +16,8 @@
 
 #define RF_INLINE static inline __attribute__((always_inline))
 
-/* Loops whose counter picks registers or immediates: they must be unrolled to be fast, not to be
- * right. */
+/* Before a loop whose counter picks registers or immediates: unrolled to be fast, not to be right.
+ */
 #define RF_UNROLL _Pragma("GCC unroll 16")
 
 /* Loads stay on their side of it: gcc would mix the parts of a tile and spill its accumulators. */
@@ -86,8 +86,18 @@ void rf_fill_rows(const rf_eight_rows *rows, const rf_shape *shape, const rf_mat
 void rf_fill_pair(const rf_pair *pair, const rf_shape *shape, const rf_matmul *job, uint32_t t,
                   uint32_t u);
 
+/* ---- rows of dots ------------------------------------------------------------------------ */
+
+/* dot_neon.c: rows one by one, straight from the packed bytes, for at most RF_DOT_TOKENS tokens:
+ * from then on a panel takes fewer instructions, its unpacking included (counted for q4_K: for two
+ * tokens 1.4 times fewer, but the row's bytes are then read once and written nowhere). */
+#define RF_DOT_TOKENS 2u
+void rf_dot_neon(const rf_matmul *job, uint32_t first_row, uint32_t last_row, void *scratch);
+
 /* ---- entries ----------------------------------------------------------------------------- */
 
+void rf_matmul_float_neon(const rf_matmul *job, uint32_t first_row, uint32_t last_row,
+                          void *scratch);
 void rf_pack_int16_neon(const rf_act_layout *layout, const float *x, void *packed);
 void rf_pack_int8_neon(const rf_act_layout *layout, const float *x, void *packed);
 
