@@ -128,57 +128,57 @@ RF_INLINE void widen_row(rf_format format, const uint8_t *row, uint32_t k, float
     }
 }
 
-/* rows <= 2 rows, tokens <= 3 tokens; padded is a multiple of 16. */
+/* Four lanes of a tile. */
+typedef struct quarter {
+    float32x4_t v[2][3];
+} quarter;
+
+RF_INLINE void zero_quarter(quarter *acc, uint32_t tokens)
+{
+    for (uint32_t t = 0; t < tokens; t++) {
+        acc->v[0][t] = acc->v[1][t] = vdupq_n_f32(0);
+    }
+}
+
+RF_INLINE void add_quarter(quarter *acc, const float *const w[2], const float *const x[3], size_t i,
+                           uint32_t tokens)
+{
+    const float32x4_t a = vld1q_f32(w[0] + i), b = vld1q_f32(w[1] + i);
+    for (uint32_t t = 0; t < tokens; t++) {
+        const float32x4_t c = vld1q_f32(x[t] + i);
+        acc->v[0][t] = vfmaq_f32(acc->v[0][t], a, c);
+        acc->v[1][t] = vfmaq_f32(acc->v[1][t], b, c);
+    }
+    RF_KEEP_ORDER();
+}
+
+/* Rows w[0] and w[1], of which the first `rows` are stored; tokens <= 3; padded is a multiple of
+ * 16. */
 RF_INLINE void float_tile(const rf_matmul *job, const float *const w[2], uint32_t padded,
                           uint32_t row, uint32_t rows, uint32_t first, uint32_t tokens)
 {
     const float *x[3];
-    float32x4_t acc[2][3][4];
+    quarter a, b, c, d;
     for (uint32_t t = 0; t < tokens; t++) {
         x[t] = (const float *)(const void *)rf_matmul_act(job, first + t);
-        for (uint32_t r = 0; r < rows; r++) {
-            for (int j = 0; j < 4; j++) {
-                acc[r][t][j] = vdupq_n_f32(0);
-            }
-        }
     }
+    zero_quarter(&a, tokens);
+    zero_quarter(&b, tokens);
+    zero_quarter(&c, tokens);
+    zero_quarter(&d, tokens);
     for (size_t i = 0; i < padded; i += 16) {
-        for (int j = 0; j < 4; j++) {
-            float32x4_t a[2], b[3];
-            for (uint32_t r = 0; r < rows; r++) {
-                a[r] = vld1q_f32(w[r] + i + 4 * j);
-            }
-            for (uint32_t t = 0; t < tokens; t++) {
-                b[t] = vld1q_f32(x[t] + i + 4 * j);
-            }
-            for (uint32_t t = 0; t < tokens; t++) {
-                for (uint32_t r = 0; r < rows; r++) {
-                    acc[r][t][j] = vfmaq_f32(acc[r][t][j], a[r], b[t]);
-                }
-            }
-            RF_KEEP_ORDER();
-        }
+        add_quarter(&a, w, x, i, tokens);
+        add_quarter(&b, w, x, i + 4, tokens);
+        add_quarter(&c, w, x, i + 8, tokens);
+        add_quarter(&d, w, x, i + 12, tokens);
     }
     for (uint32_t t = 0; t < tokens; t++) {
-        for (uint32_t r = 0; r < rows; r++) {
-            rf_matmul_store(job, first + t, row + r, sum_lanes(acc[r][t]));
+        const float32x4_t one[4] = {a.v[0][t], b.v[0][t], c.v[0][t], d.v[0][t]};
+        const float32x4_t two[4] = {a.v[1][t], b.v[1][t], c.v[1][t], d.v[1][t]};
+        rf_matmul_store(job, first + t, row, sum_lanes(one));
+        if (rows > 1) {
+            rf_matmul_store(job, first + t, row + 1, sum_lanes(two));
         }
-    }
-}
-
-RF_INLINE void float_tokens(const rf_matmul *job, const float *const w[2], uint32_t padded,
-                            uint32_t row, uint32_t rows, uint32_t first, uint32_t tokens)
-{
-    switch (tokens) {
-    case 1:
-        float_tile(job, w, padded, row, rows, first, 1);
-        break;
-    case 2:
-        float_tile(job, w, padded, row, rows, first, 2);
-        break;
-    default:
-        float_tile(job, w, padded, row, rows, first, 3);
-        break;
     }
 }
 
@@ -187,13 +187,20 @@ static void run_rows(const rf_matmul *job, const float *const w[FLOAT_ROWS], uin
 {
     const uint32_t padded = (job->k + 15) & ~15u;
     for (uint32_t first = 0; first < job->token_count; first += 3) {
-        const uint32_t tokens = RF_MIN(3u, job->token_count - first);
-        uint32_t r = 0;
-        for (; r + 2 <= rows; r += 2) {
-            float_tokens(job, w + r, padded, row + r, 2, first, tokens);
-        }
-        if (r < rows) {
-            float_tokens(job, w + r, padded, row + r, 1, first, tokens);
+        for (uint32_t r = 0; r < rows; r += 2) {
+            const uint32_t some = RF_MIN(2u, rows - r);
+            const float *const pair[2] = {w[r], w[r + some - 1]};
+            switch (job->token_count - first) {
+            case 1:
+                float_tile(job, pair, padded, row + r, some, first, 1);
+                break;
+            case 2:
+                float_tile(job, pair, padded, row + r, some, first, 2);
+                break;
+            default:
+                float_tile(job, pair, padded, row + r, some, first, 3);
+                break;
+            }
         }
     }
 }

@@ -405,6 +405,7 @@ void rf_kernels_neon(rf_kernels *kernels)
         kernels->matmul[floats[i]][RF_ACT_F32] = rf_matmul_float_neon;
         kernels->matmul_entry[floats[i]][RF_ACT_F32] = wide;
     }
+    rf_vector_neon(kernels);
     kernels->pack[RF_ACT_INT16] = rf_pack_int16_neon;
     kernels->pack[RF_ACT_INT8] = rf_pack_int8_neon;
 }

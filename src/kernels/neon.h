@@ -31,6 +31,30 @@ RF_INLINE float rf_sum_lanes_8_neon(float32x4_t low, float32x4_t high)
     return vget_lane_f32(b, 0) + vget_lane_f32(b, 1);
 }
 
+/* rf_exp_one of quant.h, operation for operation. */
+RF_INLINE float32x4_t rf_exp_neon(float32x4_t x)
+{
+    const float32x4_t round = vdupq_n_f32(RF_EXP_ROUND), one = vdupq_n_f32(1.0f);
+    x = vmaxq_f32(x, vdupq_n_f32(RF_EXP_LOW)); /* a NaN stays one in both */
+    x = vminq_f32(x, vdupq_n_f32(RF_EXP_HIGH));
+    const float32x4_t shifted = vfmaq_f32(round, x, vdupq_n_f32(RF_EXP_LOG2E));
+    const float32x4_t n = vsubq_f32(shifted, round);
+    float32x4_t r = vfmaq_f32(x, n, vdupq_n_f32(-RF_EXP_LN2_HIGH));
+    r = vfmaq_f32(r, n, vdupq_n_f32(-RF_EXP_LN2_LOW));
+    float32x4_t p = vfmaq_f32(vdupq_n_f32(RF_EXP_C6), vdupq_n_f32(RF_EXP_C7), r);
+    p = vfmaq_f32(vdupq_n_f32(RF_EXP_C5), p, r);
+    p = vfmaq_f32(vdupq_n_f32(RF_EXP_C4), p, r);
+    p = vfmaq_f32(vdupq_n_f32(RF_EXP_C3), p, r);
+    p = vfmaq_f32(vdupq_n_f32(RF_EXP_C2), p, r);
+    p = vfmaq_f32(one, p, r);
+    p = vfmaq_f32(one, p, r);
+    const int32x4_t i = vsubq_s32(vreinterpretq_s32_f32(shifted), vdupq_n_s32(0x4B400000));
+    const int32x4_t half = vshrq_n_s32(i, 1), bias = vdupq_n_s32(127);
+    const int32x4_t low = vshlq_n_s32(vaddq_s32(half, bias), 23);
+    const int32x4_t high = vshlq_n_s32(vaddq_s32(vsubq_s32(i, half), bias), 23);
+    return vmulq_f32(vmulq_f32(p, vreinterpretq_f32_s32(low)), vreinterpretq_f32_s32(high));
+}
+
 /* ---- shapes ------------------------------------------------------------------------------ */
 
 /* How a fold's integers come about; constants of the tiles. */
@@ -100,5 +124,6 @@ void rf_matmul_float_neon(const rf_matmul *job, uint32_t first_row, uint32_t las
                           void *scratch);
 void rf_pack_int16_neon(const rf_act_layout *layout, const float *x, void *packed);
 void rf_pack_int8_neon(const rf_act_layout *layout, const float *x, void *packed);
+void rf_vector_neon(rf_kernels *kernels);
 
 #endif
