@@ -5,7 +5,7 @@
  *   block of 32    weight = d * code (+ m)
  *   block of 256   weight = d * scale[sub-block] * code (- dmin * min[sub-block])
  *
- * Sub-blocks have 32 codes (q4_K, q5_K) or 16.
+ * Sub-blocks have 32 codes or 16. The ternary formats have none: their scales are 1.
  */
 #ifndef RF_KERNELS_CODES_NEON_H
 #define RF_KERNELS_CODES_NEON_H
@@ -85,6 +85,15 @@ RF_INLINE rf_codes32 rf_fives_neon(const uint8_t *high, const uint8_t *qs, int8_
                            vorrq_u8(vshrq_n_u8(both, 4), rf_fifth_bits_neon(high + 2)), less);
 }
 
+/* Nibbles that are places in a table. */
+RF_INLINE rf_codes32 rf_iq4_codes(const uint8_t *qs)
+{
+    const int8x16_t values = vld1q_s8(rf_iq4_values);
+    const uint8x16_t both = vld1q_u8(qs);
+    return (rf_codes32){vqtbl1q_s8(values, rf_low_nibbles(both)),
+                        vqtbl1q_s8(values, vshrq_n_u8(both, 4))};
+}
+
 RF_INLINE rf_codes32 rf_codes_block_32(rf_format format, const uint8_t *block)
 {
     switch (format) {
@@ -96,6 +105,8 @@ RF_INLINE rf_codes32 rf_codes_block_32(rf_format format, const uint8_t *block)
         return rf_fives_neon(block + 2, block + 6, 16);
     case RF_Q5_1:
         return rf_fives_neon(block + 4, block + 8, 0);
+    case RF_IQ4_NL:
+        return rf_iq4_codes(block + offsetof(rf_block_iq4_nl, qs));
     default: /* q8_0 */
         return (rf_codes32){vld1q_s8((const int8_t *)block + 2),
                             vld1q_s8((const int8_t *)block + 18)};
@@ -196,6 +207,47 @@ RF_INLINE rf_codes32 rf_codes_q6_k(const uint8_t *block, int j)
         vorrq_u8(rf_nibbles_of_part(vld1q_u8(ql + 16), nibble), rf_top_bits(qh + 16, j)), 32);
 }
 
+RF_INLINE rf_codes32 rf_codes_tq2_0(const uint8_t *block, int j)
+{
+    const uint8_t *qs = block + j / 4 * 32;
+    const uint8x16_t three = vdupq_n_u8(3);
+    return rf_signed_codes(vandq_u8(rf_shift_right(vld1q_u8(qs), j % 4 * 2), three),
+                           vandq_u8(rf_shift_right(vld1q_u8(qs + 16), j % 4 * 2), three), 1);
+}
+
+/* Digit n of base 3, the first one being the highest: the byte times 3^n, of which the low eight
+ * bits times 3 carry the digit out. 3 q >> 8 is (q + (q >> 1)) >> 7 for all bytes q: the digit
+ * turns at 86 and 171 in both. */
+RF_INLINE uint8x16_t rf_digit(uint8x16_t bytes, uint8x16_t power)
+{
+    const uint8x16_t q = vmulq_u8(bytes, power);
+    return vshrq_n_u8(vhaddq_u8(q, vshrq_n_u8(q, 1)), 6);
+}
+
+RF_INLINE uint8x16_t rf_power_of_3(int n)
+{
+    return vdupq_n_u8(n == 0 ? 1 : n == 1 ? 3 : n == 2 ? 9 : n == 3 ? 27 : 81);
+}
+
+/* Five digits of 32 bytes, then five of 16 bytes, then four of 4. */
+RF_INLINE rf_codes32 rf_codes_tq1_0(const uint8_t *block, int j)
+{
+    if (j < 5) {
+        const uint8x16_t power = rf_power_of_3(j);
+        return rf_signed_codes(rf_digit(vld1q_u8(block), power),
+                               rf_digit(vld1q_u8(block + 16), power), 1);
+    }
+    const uint8x16_t bytes = vld1q_u8(block + 32);
+    const uint8x16_t a = rf_digit(bytes, rf_power_of_3(2 * (j - 5)));
+    if (j < 7) {
+        return rf_signed_codes(a, rf_digit(bytes, rf_power_of_3(2 * (j - 5) + 1)), 1);
+    }
+    const uint32x4_t last = vdupq_n_u32(rf_load_u32(block + offsetof(rf_block_tq1_0, qh)));
+    const uint8x16_t powers = vcombine_u8(vcreate_u8(UINT64_C(0x0303030301010101)),
+                                          vcreate_u8(UINT64_C(0x1B1B1B1B09090909)));
+    return rf_signed_codes(a, rf_digit(vreinterpretq_u8_u32(last), powers), 1);
+}
+
 RF_INLINE rf_codes32 rf_codes_block_256(rf_format format, const uint8_t *block, int j)
 {
     switch (format) {
@@ -207,12 +259,25 @@ RF_INLINE rf_codes32 rf_codes_block_256(rf_format format, const uint8_t *block, 
         return rf_codes_q4_k(block, j);
     case RF_Q5_K:
         return rf_codes_q5_k(block, j);
+    case RF_IQ4_XS:
+        return rf_iq4_codes(block + offsetof(rf_block_iq4_xs, qs) + j * 16);
+    case RF_TQ1_0:
+        return rf_codes_tq1_0(block, j);
+    case RF_TQ2_0:
+        return rf_codes_tq2_0(block, j);
     default:
         return rf_codes_q6_k(block, j);
     }
 }
 
 /* ---- scales ------------------------------------------------------------------------------ */
+
+/* Sub-blocks of 32, where a block of 256 has not sixteen. */
+RF_INLINE bool rf_sub_blocks_of_32(rf_format format)
+{
+    return format == RF_Q4_K || format == RF_Q5_K || format == RF_IQ4_XS || format == RF_TQ1_0 ||
+           format == RF_TQ2_0;
+}
 
 /* The 6-bit scales and minimums of q4_K and q5_K: 12 bytes for eight of each. Words A, B, C:
  * scales 0 .. 3 in A, minimums 0 .. 3 in B; C has the low nibbles of scales and the high ones of
@@ -242,6 +307,17 @@ RF_INLINE int8x16_t rf_scales_q3_k(const uint8_t *packed)
     return vsubq_s8(vcombine_s8(vcreate_s8(low), vcreate_s8(high)), vdupq_n_s8(32));
 }
 
+/* The eight 6-bit scales of iq4_xs, less 32: nibbles, and two bits of each. */
+RF_INLINE int8x8_t rf_scales_iq4_xs(const uint8_t *block)
+{
+    static const int16_t shifts[8] = {0, -2, -4, -6, -8, -10, -12, -14};
+    const uint8x8_t both = vcreate_u8(rf_load_u32(block + offsetof(rf_block_iq4_xs, scales_l)));
+    const uint16x8_t high = vdupq_n_u16(rf_load_u16(block + offsetof(rf_block_iq4_xs, scales_h)));
+    const uint8x8_t low = vzip1_u8(vand_u8(both, vdup_n_u8(15)), vshr_n_u8(both, 4));
+    const uint8x8_t top = vmovn_u16(vandq_u16(vshlq_u16(high, vld1q_s16(shifts)), vdupq_n_u16(3)));
+    return vreinterpret_s8_u8(vsub_u8(vorr_u8(low, vshl_n_u8(top, 4)), vdup_n_u8(32)));
+}
+
 RF_INLINE rf_subs rf_subs_of(rf_format format, const uint8_t *block)
 {
     const int8x16_t zero = vdupq_n_s8(0);
@@ -256,6 +332,11 @@ RF_INLINE rf_subs rf_subs_of(rf_format format, const uint8_t *block)
     case RF_Q4_K:
     case RF_Q5_K:
         return rf_subs_k(block + 4);
+    case RF_IQ4_XS:
+        return (rf_subs){vcombine_s8(rf_scales_iq4_xs(block), vdup_n_s8(0)), zero};
+    case RF_TQ1_0:
+    case RF_TQ2_0:
+        return (rf_subs){vdupq_n_s8(1), zero};
     default: /* q6_K */
         return (rf_subs){vld1q_s8((const int8_t *)block + offsetof(rf_block_q6_k, scales)), zero};
     }
@@ -264,10 +345,12 @@ RF_INLINE rf_subs rf_subs_of(rf_format format, const uint8_t *block)
 /* Where a block has its scale. The minimum's scale is the half after it. */
 RF_INLINE size_t rf_scale_at(rf_format format)
 {
-    return format == RF_Q2_K   ? offsetof(rf_block_q2_k, d)
-           : format == RF_Q3_K ? offsetof(rf_block_q3_k, d)
-           : format == RF_Q6_K ? offsetof(rf_block_q6_k, d)
-                               : 0;
+    return format == RF_Q2_K    ? offsetof(rf_block_q2_k, d)
+           : format == RF_Q3_K  ? offsetof(rf_block_q3_k, d)
+           : format == RF_Q6_K  ? offsetof(rf_block_q6_k, d)
+           : format == RF_TQ1_0 ? offsetof(rf_block_tq1_0, d)
+           : format == RF_TQ2_0 ? offsetof(rf_block_tq2_0, d)
+                                : 0;
 }
 
 #endif

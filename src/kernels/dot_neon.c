@@ -157,9 +157,9 @@ RF_INLINE void min_folds(rf_format format, int8x16_t mins, const input *in, size
 RF_INLINE void sub_folds(rf_format format, const uint8_t *block, const input *in, size_t k,
                          rf_act act, uint32_t tokens, uint32_t fold, chunk out[2])
 {
-    const bool sub32 = format == RF_Q4_K || format == RF_Q5_K;
-    const bool mins = sub32 || format == RF_Q2_K;
-    const int folds = format == RF_Q5_K ? 2 : format == RF_Q6_K ? 4 : 1;
+    const bool sub32 = rf_sub_blocks_of_32(format);
+    const bool mins = format == RF_Q2_K || format == RF_Q4_K || format == RF_Q5_K;
+    const int folds = format == RF_Q5_K ? 2 : format == RF_Q6_K || format == RF_IQ4_XS ? 4 : 1;
     const rf_subs subs = rf_subs_of(format, block);
     int32x4_t scale[2][4], acc[2];
     for (uint32_t t = 0; t < tokens; t++) {
@@ -480,6 +480,18 @@ void rf_dot_neon(const rf_matmul *job, uint32_t first, uint32_t last, void *scra
         break;
     case RF_Q6_K:
         dot_format(job, first, last, in, (shape){RF_Q6_K, sizeof(rf_block_q6_k), 64, 4, false});
+        break;
+    case RF_IQ4_NL:
+        dot_format(job, first, last, in, (shape){RF_IQ4_NL, sizeof(rf_block_iq4_nl), 32, 1, false});
+        break;
+    case RF_IQ4_XS:
+        dot_format(job, first, last, in, (shape){RF_IQ4_XS, sizeof(rf_block_iq4_xs), 64, 4, false});
+        break;
+    case RF_TQ1_0:
+        dot_format(job, first, last, in, (shape){RF_TQ1_0, sizeof(rf_block_tq1_0), 256, 1, false});
+        break;
+    case RF_TQ2_0:
+        dot_format(job, first, last, in, (shape){RF_TQ2_0, sizeof(rf_block_tq2_0), 256, 1, false});
         break;
     default:
         dot_any(job, first, last, in);

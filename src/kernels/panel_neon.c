@@ -22,12 +22,16 @@ bool rf_shape_of(rf_format format, rf_shape *shape)
     case RF_Q5_0:
     case RF_Q5_1:
     case RF_Q8_0:
+    case RF_IQ4_NL:
         shape->kind = RF_SHAPE_PLAIN;
         return true;
     case RF_Q4_K:
     case RF_Q5_K:
+    case RF_IQ4_XS:
+    case RF_TQ1_0:
+    case RF_TQ2_0:
         shape->kind = RF_SHAPE_SUB32;
-        shape->min_steps = 1;
+        shape->min_steps = quant->min_step != 0 ? 1 : 0;
         return true;
     case RF_Q2_K:
     case RF_Q3_K:
@@ -157,7 +161,7 @@ RF_INLINE void fill_subs(const rf_eight_rows *out, const rf_shape *shape, rf_for
                          uint32_t pair, const uint8_t *first, const uint8_t *second, uint32_t k)
 {
     const uint32_t bytes = shape->quant->block_bytes;
-    const uint32_t subs = format == RF_Q4_K || format == RF_Q5_K ? 8 : 16;
+    const uint32_t subs = rf_sub_blocks_of_32(format) ? 8 : 16;
     const size_t d = rf_scale_at(format);
     for (size_t b = 0; b < k / 256; b++, first += bytes, second += bytes) {
         const rf_subs s = rf_subs_of(format, first), t = rf_subs_of(format, second);
@@ -237,6 +241,9 @@ void rf_fill_rows(const rf_eight_rows *rows, const rf_shape *shape, const rf_mat
         case RF_Q8_0:
             fill_plain(rows, RF_Q8_0, pair, first, second, job->k);
             break;
+        case RF_IQ4_NL:
+            fill_plain(rows, RF_IQ4_NL, pair, first, second, job->k);
+            break;
         case RF_Q2_K:
             fill_subs(rows, shape, RF_Q2_K, pair, first, second, job->k);
             break;
@@ -251,6 +258,15 @@ void rf_fill_rows(const rf_eight_rows *rows, const rf_shape *shape, const rf_mat
             break;
         case RF_Q6_K:
             fill_subs(rows, shape, RF_Q6_K, pair, first, second, job->k);
+            break;
+        case RF_IQ4_XS:
+            fill_subs(rows, shape, RF_IQ4_XS, pair, first, second, job->k);
+            break;
+        case RF_TQ1_0:
+            fill_subs(rows, shape, RF_TQ1_0, pair, first, second, job->k);
+            break;
+        case RF_TQ2_0:
+            fill_subs(rows, shape, RF_TQ2_0, pair, first, second, job->k);
             break;
         default:
             fill_any(rows, shape->quant, pair, first, second, job->k);
