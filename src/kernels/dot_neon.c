@@ -20,7 +20,6 @@ typedef struct input {
     const int32_t *sums;        /* of each 16 */
     int32_t *sums_32;           /* of each 32, and zeros for a chunk's end */
     float *fold_scale;          /* of each fold, and zeros for a chunk's end */
-    const int16_t *wide;        /* formats without code of their own: the activations as int16 */
 } input;
 
 /* One format; constants where it is used. */
@@ -188,28 +187,6 @@ RF_INLINE void sub_folds(rf_format format, const uint8_t *block, const input *in
     }
 }
 
-/* ---- formats without code of their own --------------------------------------------------- */
-
-static void any_folds(const rf_quant *quant, const uint8_t *block, const input *in, size_t k,
-                      uint32_t tokens, uint32_t fold, chunk out[2], float *scale)
-{
-    rf_unpacked w;
-    quant->unpack(block, &w);
-    for (uint32_t i = 0; i < quant->block; i += quant->fold, fold++) {
-        scale[fold] = w.scale;
-        for (uint32_t t = 0; t < tokens; t++) {
-            const int16_t *q = in[t].wide + k + i;
-            int32x4_t a = vdupq_n_s32(0), b = a;
-            for (uint32_t j = 0; j < quant->fold; j += 8) {
-                const int16x8_t x = vld1q_s16(w.w + i + j), y = vld1q_s16(q + j);
-                a = vmlal_s16(a, vget_low_s16(x), vget_low_s16(y));
-                b = vmlal_high_s16(b, x, y);
-            }
-            out[t].sum[fold] = vaddq_s32(a, b);
-        }
-    }
-}
-
 /* ---- chunks ------------------------------------------------------------------------------ */
 
 RF_INLINE int32x4_t sum_each_of_4(const int32x4_t v[4])
@@ -217,28 +194,39 @@ RF_INLINE int32x4_t sum_each_of_4(const int32x4_t v[4])
     return vpaddq_s32(vpaddq_s32(v[0], v[1]), vpaddq_s32(v[2], v[3]));
 }
 
-/* Halves of count folds, per_block of which share one; bytes from block to block. */
+RF_INLINE scales8 scales_of_halves(uint16x8_t halves)
+{
+    const float16x8_t f = vreinterpretq_f16_u16(halves);
+    return (scales8){vcvt_f32_f16(vget_low_f16(f)), vcvt_high_f32_f16(f)};
+}
+
+/* Those of a chunk with count < 8 folds: once a row, and not worth its code in every format. */
+static __attribute__((noinline)) scales8 few_scales(const uint8_t *p, uint32_t bytes,
+                                                    uint32_t per_block, uint32_t count)
+{
+    uint16_t halves[8] = {0};
+    for (uint32_t i = 0; i < count; i++) {
+        halves[i] = rf_load_u16(p + (size_t)(i / per_block) * bytes);
+    }
+    return scales_of_halves(vld1q_u16(halves));
+}
+
+/* Halves of a chunk's folds, per_block of which share one; bytes from block to block. */
 RF_INLINE scales8 load_scales(const uint8_t *p, uint32_t bytes, uint32_t per_block, uint32_t count)
 {
-    uint16x8_t h = vdupq_n_u16(0);
-    if (count == 8) {
-        h = vsetq_lane_u16(rf_load_u16(p), h, 0);
-        h = vsetq_lane_u16(rf_load_u16(p + 1 / per_block * bytes), h, 1);
-        h = vsetq_lane_u16(rf_load_u16(p + 2 / per_block * bytes), h, 2);
-        h = vsetq_lane_u16(rf_load_u16(p + 3 / per_block * bytes), h, 3);
-        h = vsetq_lane_u16(rf_load_u16(p + 4 / per_block * bytes), h, 4);
-        h = vsetq_lane_u16(rf_load_u16(p + 5 / per_block * bytes), h, 5);
-        h = vsetq_lane_u16(rf_load_u16(p + 6 / per_block * bytes), h, 6);
-        h = vsetq_lane_u16(rf_load_u16(p + 7 / per_block * bytes), h, 7);
-    } else {
-        uint16_t halves[8] = {0};
-        for (uint32_t i = 0; i < count; i++) {
-            halves[i] = rf_load_u16(p + i / per_block * bytes);
-        }
-        h = vld1q_u16(halves);
+    if (count < 8) {
+        return few_scales(p, bytes, per_block, count);
     }
-    const float16x8_t f = vreinterpretq_f16_u16(h);
-    return (scales8){vcvt_f32_f16(vget_low_f16(f)), vcvt_high_f32_f16(f)};
+    uint16x8_t h = vdupq_n_u16(0);
+    h = vsetq_lane_u16(rf_load_u16(p), h, 0);
+    h = vsetq_lane_u16(rf_load_u16(p + 1 / per_block * bytes), h, 1);
+    h = vsetq_lane_u16(rf_load_u16(p + 2 / per_block * bytes), h, 2);
+    h = vsetq_lane_u16(rf_load_u16(p + 3 / per_block * bytes), h, 3);
+    h = vsetq_lane_u16(rf_load_u16(p + 4 / per_block * bytes), h, 4);
+    h = vsetq_lane_u16(rf_load_u16(p + 5 / per_block * bytes), h, 5);
+    h = vsetq_lane_u16(rf_load_u16(p + 6 / per_block * bytes), h, 6);
+    h = vsetq_lane_u16(rf_load_u16(p + 7 / per_block * bytes), h, 7);
+    return scales_of_halves(h);
 }
 
 typedef struct lanes8 {
@@ -317,10 +305,10 @@ RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_
             if (s.fold == 32 && count == 8) { /* unrolled; larger blocks need it not */
                 fill_chunk(s, weight, in, at, 8, act, tokens, c);
             } else {
-                if (count < 8) {
-                    memset(c, 0, sizeof c);
-                }
-                fill_chunk(s, weight, in, at, count, act, tokens, c);
+                uint32_t some = count;
+                __asm__("" : "+r"(some)); /* its bound unknown: else gcc unrolls this too */
+                memset(c, 0, sizeof c);
+                fill_chunk(s, weight, in, at, some, act, tokens, c);
             }
             const scales8 scale = load_scales(weight + d, s.bytes, s.per_block, count);
             scales8 min_scale = scale;
@@ -332,33 +320,6 @@ RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_
             }
         }
         for (uint32_t t = 0; t < tokens; t++) {
-            rf_matmul_store(job, t, row, rf_sum_lanes_8_neon(lanes[t].low, lanes[t].high));
-        }
-    }
-}
-
-static void dot_any(const rf_matmul *job, uint32_t first_row, uint32_t last_row, const input *in)
-{
-    const rf_quant *quant = rf_quant_of(job->format);
-    const uint32_t folds = job->k / quant->fold, per_block = quant->block / quant->fold;
-    for (uint32_t row = first_row; row < last_row; row++) {
-        const uint8_t *weight = job->weight + row * job->weight_row_bytes;
-        lanes8 lanes[2] = {{vdupq_n_f32(0), vdupq_n_f32(0)}, {vdupq_n_f32(0), vdupq_n_f32(0)}};
-        for (uint32_t at = 0; at < folds; at += 8) {
-            float scale[8] = {0};
-            chunk c[2];
-            memset(c, 0, sizeof c);
-            for (uint32_t i = 0; i < RF_MIN(8u, folds - at); i += per_block) {
-                any_folds(quant, weight, in, (size_t)(at + i) * quant->fold, job->token_count, i, c,
-                          scale);
-                weight += quant->block_bytes;
-            }
-            const scales8 scales = {vld1q_f32(scale), vld1q_f32(scale + 4)};
-            for (uint32_t t = 0; t < job->token_count; t++) {
-                add_chunk(RF_FORMAT_NONE, &lanes[t], &in[t], &c[t], at, scales, scales);
-            }
-        }
-        for (uint32_t t = 0; t < job->token_count; t++) {
             rf_matmul_store(job, t, row, rf_sum_lanes_8_neon(lanes[t].low, lanes[t].high));
         }
     }
@@ -381,19 +342,8 @@ static void split_codes(const int16_t *q, size_t count, int8_t *high, uint8_t *l
     }
 }
 
-static void widen_codes(const int8_t *q, const int16_t *multipliers, size_t count, int16_t *wide)
-{
-    for (size_t i = 0; i < count; i += 16) {
-        const int16x8_t m = vdupq_n_s16(multipliers ? multipliers[i / 32] : 1);
-        const int8x16_t v = vld1q_s8(q + i);
-        vst1q_s16(wide + i, vmulq_s16(vmovl_s8(vget_low_s8(v)), m));
-        vst1q_s16(wide + i + 8, vmulq_s16(vmovl_high_s8(v), m));
-    }
-}
-
 /* Fills what the rows read of token t, once for all rows of a call. */
-static void prepare(input *in, const rf_matmul *job, uint32_t t, rf_shape_kind kind,
-                    uint8_t *scratch)
+static void prepare(input *in, const rf_matmul *job, uint32_t t, uint8_t *scratch)
 {
     const uint8_t *act = rf_matmul_act(job, t);
     const rf_act_layout *layout = &job->layout;
@@ -407,13 +357,7 @@ static void prepare(input *in, const rf_matmul *job, uint32_t t, rf_shape_kind k
     if (layout->act == RF_ACT_INT8 && layout->block == 256) {
         in->multipliers = rf_act_multipliers(act, layout);
     }
-    if (kind == RF_SHAPE_ANY) {
-        in->wide = rf_act_q16(act);
-        if (layout->act == RF_ACT_INT8) {
-            widen_codes(in->high, in->multipliers, job->k, (int16_t *)(void *)spare);
-            in->wide = (const int16_t *)(const void *)spare;
-        }
-    } else if (layout->act == RF_ACT_INT16) {
+    if (layout->act == RF_ACT_INT16) {
         split_codes(rf_act_q16(act), job->k, spare, (uint8_t *)spare + job->k);
         in->high = spare;
         in->low = (const uint8_t *)spare + job->k;
@@ -445,12 +389,10 @@ RF_INLINE void dot_format(const rf_matmul *job, uint32_t first, uint32_t last, c
 void rf_dot_neon(const rf_matmul *job, uint32_t first, uint32_t last, void *scratch)
 {
     input in[RF_DOT_TOKENS];
-    rf_shape kind;
-    (void)rf_shape_of(job->format, &kind);
     for (uint32_t t = 0; t < job->token_count; t++) {
-        prepare(&in[t], job, t, kind.kind, (uint8_t *)scratch + t * input_bytes(job->k));
+        prepare(&in[t], job, t, (uint8_t *)scratch + t * input_bytes(job->k));
     }
-    switch (kind.kind == RF_SHAPE_ANY ? RF_FORMAT_NONE : job->format) {
+    switch (job->format) {
     case RF_Q4_0: /* each case is the loop above with its format inlined */
         dot_format(job, first, last, in, (shape){RF_Q4_0, sizeof(rf_block_q4_0), 32, 1, false});
         break;
@@ -494,7 +436,6 @@ void rf_dot_neon(const rf_matmul *job, uint32_t first, uint32_t last, void *scra
         dot_format(job, first, last, in, (shape){RF_TQ2_0, sizeof(rf_block_tq2_0), 256, 1, false});
         break;
     default:
-        dot_any(job, first, last, in);
         break;
     }
 }

@@ -126,14 +126,13 @@ RF_INLINE void add_multiplied(sums *acc, const sums *s, const tile *in, size_t p
     }
 }
 
-/* The exact sums of 32 k, with scales and multipliers, added to acc. A part is one sub-block of 32,
- * two of 16, or two planes of codes for the same activations. */
+/* The exact sums of 32 k, one sub-block or two, with scales and multipliers, added to acc. */
 RF_INLINE void add_part(sums *acc, const tile *in, size_t part, rf_shape_kind kind, rf_act act,
                         uint32_t pairs)
 {
     const size_t part_bytes = act == RF_ACT_INT8 ? 64 : 128; /* of a pair's activations */
     const uint32_t subs = kind == RF_SHAPE_SUB32 ? 1 : 2;
-    const int8_t *w = in->rows->codes + part * (kind == RF_SHAPE_ANY ? 512 : 256);
+    const int8_t *w = in->rows->codes + part * 256;
     const int32_t *scale = in->rows->scale + part * subs * 16;
     const uint8_t *a[2];
     sums s, scaled;
@@ -148,8 +147,8 @@ RF_INLINE void add_part(sums *acc, const tile *in, size_t part, rf_shape_kind ki
             add_scaled(acc, &s, scale, pairs, false);
         }
         RF_KEEP_ORDER();
-        w += kind == RF_SHAPE_SUB16 ? 128 : 256;
-        for (uint32_t t = 0; kind == RF_SHAPE_SUB16 && t < pairs; t++) {
+        w += 128;
+        for (uint32_t t = 0; t < pairs; t++) {
             a[t] += part_bytes / 2;
         }
     }
@@ -265,7 +264,7 @@ RF_INLINE void run_subs(const tile *in, const rf_shape *shape, rf_shape_kind kin
                 add_part(&acc, in, part, kind, act, pairs);
             }
             add_fold(lanes[f % RF_FOLD_LANES], in->rows->d + (size_t)b * 16, scale, &acc, pairs);
-            if (kind != RF_SHAPE_ANY && shape->min_steps != 0) {
+            if (shape->min_steps != 0) {
                 fold_min_sums(&acc, in->rows->mins + (size_t)f * steps * 64, bytes, steps, pairs);
                 add_fold(lanes[f % RF_FOLD_LANES], in->rows->min_d + (size_t)b * 16, scale, &acc,
                          pairs);
@@ -290,11 +289,8 @@ RF_INLINE void run_tile(const tile *in, const rf_shape *shape, rf_act act, uint3
     case RF_SHAPE_SUB32:
         run_subs(in, shape, RF_SHAPE_SUB32, act, pairs, results);
         break;
-    case RF_SHAPE_SUB16:
-        run_subs(in, shape, RF_SHAPE_SUB16, act, pairs, results);
-        break;
     default:
-        run_subs(in, shape, RF_SHAPE_ANY, act, pairs, results);
+        run_subs(in, shape, RF_SHAPE_SUB16, act, pairs, results);
         break;
     }
 }
@@ -358,18 +354,17 @@ static void matmul_quant_neon(const rf_matmul *job, uint32_t first_row, uint32_t
     rf_pair pairs[RF_PAIRS];
     uint8_t *at = scratch;
     (void)rf_shape_of(job->format, &shape);
-    const uint32_t eights = shape.kind == RF_SHAPE_ANY ? RF_EIGHTS / 2 : RF_EIGHTS;
     for (uint32_t i = 0; i < RF_PAIRS; i++) {
         at = rf_place_pair(&pairs[i], &shape, &job->layout, at);
     }
-    for (uint32_t i = 0; i < eights; i++) {
+    for (uint32_t i = 0; i < RF_EIGHTS; i++) {
         at = rf_place_rows(&panels[i], &shape, job->k, at);
     }
-    for (uint32_t row = first_row; row < last_row; row += 8 * eights) {
-        const uint32_t last = RF_MIN(row + 8 * eights, last_row);
+    for (uint32_t row = first_row; row < last_row; row += 8 * RF_EIGHTS) {
+        const uint32_t last = RF_MIN(row + 8 * RF_EIGHTS, last_row);
         const uint32_t tiles = (last - row + 7) / 8 * ((job->token_count + 3) / 4);
         const uint64_t bytes =
-            RF_MIN(8 * eights, last_row - last) * (uint64_t)job->weight_row_bytes;
+            RF_MIN(8 * RF_EIGHTS, last_row - last) * (uint64_t)job->weight_row_bytes;
         ahead next = {.at = (uintptr_t)(job->weight + last * job->weight_row_bytes)};
         next.end = next.at + bytes;
         next.lines = (uint32_t)(bytes / 64 / ((uint64_t)tiles * (job->k / shape.quant->block))) + 1;

@@ -61,8 +61,7 @@ RF_INLINE float32x4_t rf_exp_neon(float32x4_t x)
 typedef enum rf_shape_kind {
     RF_SHAPE_PLAIN, /* blocks of 32: codes alone */
     RF_SHAPE_SUB32, /* blocks of 256: codes times the scale of each 32 */
-    RF_SHAPE_SUB16, /* or of each 16 */
-    RF_SHAPE_ANY    /* formats without code of their own: weight = 128 * code + code */
+    RF_SHAPE_SUB16  /* or of each 16 */
 } rf_shape_kind;
 
 typedef struct rf_shape {
@@ -72,16 +71,16 @@ typedef struct rf_shape {
     uint32_t min_steps; /* eights of minimums of a fold; 0 for blocks of 32 and without minimums */
 } rf_shape;
 
-/* panel_neon.c: the shape of a format; false when it has none. */
+/* panel_neon.c: the shape of a format; false when it has none, and the scalar matmul serves it. */
 bool rf_shape_of(rf_format format, rf_shape *shape);
 
 /* ---- panels and pairs -------------------------------------------------------------------- */
 
 /* Eight rows, two by two as smmla reads them; of each pair of rows scales lie as s0 s1 s0 s1. */
-#define RF_EIGHTS 4u /* panels in scratch; half as many for RF_SHAPE_ANY, whose codes are two */
+#define RF_EIGHTS 4u /* panels in scratch */
 typedef struct rf_eight_rows {
-    int8_t *codes;  /* [k / 8][4 pairs][2 rows][8]; ANY: [k / 32][high, low][4][4 pairs]... */
-    int32_t *scale; /* [sub-blocks][4 pairs][4]; ANY: 128 and 1 in turn */
+    int8_t *codes;  /* [k / 8][4 pairs][2 rows][8] */
+    int32_t *scale; /* [sub-blocks][4 pairs][4] */
     float *d;       /* [blocks][4 pairs][4] */
     float *min_d;   /* the same */
     int8_t *mins;   /* [folds][min_steps][4 pairs][2 rows][8], zeros outside the fold */

@@ -40,8 +40,7 @@ bool rf_shape_of(rf_format format, rf_shape *shape)
         shape->min_steps = format == RF_Q2_K ? 2 : 0;
         return true;
     default:
-        shape->kind = RF_SHAPE_ANY;
-        return quant->min_step == 0;
+        return false;
     }
 }
 
@@ -50,15 +49,15 @@ static uint32_t sub_blocks(const rf_shape *shape, uint32_t k)
     return shape->kind == RF_SHAPE_PLAIN ? 0 : shape->kind == RF_SHAPE_SUB32 ? k / 32 : k / 16;
 }
 
-/* Bytes for each k of eight rows: codes 8 (ANY: 16), scales 64 / 16, and in blocks of 32 (256) two
- * floats of 64 / 32 (64 / 256), minimums 64 / 128: at most 13, 20 for ANY. With RF_EIGHTS of them
- * at most 52. Of a pair: codes 4, multipliers 16 / 32, floats twice 16 / 32: at most 5, so 20 with
- * RF_PAIRS. Together below the 80 of rf_matmul_scratch_bytes. */
+/* Bytes for each k of eight rows: codes 8, scales 64 / 16, and in blocks of 32 (256) two floats of
+ * 64 / 32 (64 / 256), minimums 64 / 128: at most 13, so 52 with RF_EIGHTS. Of a pair: codes 4,
+ * multipliers 16 / 32, floats twice 16 / 32: at most 5, so 20 with RF_PAIRS. Together below the 80
+ * of rf_matmul_scratch_bytes. */
 uint8_t *rf_place_rows(rf_eight_rows *rows, const rf_shape *shape, uint32_t k, uint8_t *at)
 {
     const size_t blocks = k / shape->quant->block;
     rows->codes = (int8_t *)at;
-    at += (size_t)k * (shape->kind == RF_SHAPE_ANY ? 16 : 8);
+    at += (size_t)k * 8;
     rows->scale = (int32_t *)(void *)at;
     at += (size_t)sub_blocks(shape, k) * 64;
     rows->d = (float *)(void *)at;
@@ -183,41 +182,6 @@ RF_INLINE void fill_subs(const rf_eight_rows *out, const rf_shape *shape, rf_for
     }
 }
 
-/* Sixteen weights as 128 * high + low. */
-RF_INLINE void split_weights(const int16_t *w, int8x16_t *high, int8x16_t *low)
-{
-    const int16x8_t a = vld1q_s16(w), b = vld1q_s16(w + 8);
-    const int16x8_t ha = vrshrq_n_s16(a, 7), hb = vrshrq_n_s16(b, 7);
-    *high = vcombine_s8(vmovn_s16(ha), vmovn_s16(hb));
-    *low = vcombine_s8(vmovn_s16(vsubq_s16(a, vshlq_n_s16(ha, 7))),
-                       vmovn_s16(vsubq_s16(b, vshlq_n_s16(hb, 7))));
-}
-
-/* Two rows of a format without code of its own. */
-static void fill_any(const rf_eight_rows *out, const rf_quant *quant, uint32_t pair,
-                     const uint8_t *first, const uint8_t *second, uint32_t k)
-{
-    int8_t *codes = out->codes + pair * 16;
-    int32_t *scale = out->scale + pair * 4;
-    for (size_t b = 0; b < k / quant->block; b++) {
-        rf_unpacked w[2];
-        quant->unpack(first + b * quant->block_bytes, &w[0]);
-        quant->unpack(second + b * quant->block_bytes, &w[1]);
-        store_floats(out->d + b * 16 + pair * 4, w[0].scale, w[1].scale);
-        for (uint32_t i = 0; i < quant->block; i += 32, codes += 512, scale += 32) {
-            rf_codes32 high[2], low[2];
-            for (int r = 0; r < 2; r++) {
-                split_weights(w[r].w + i, &high[r].a, &low[r].a);
-                split_weights(w[r].w + i + 16, &high[r].b, &low[r].b);
-            }
-            store_rows(codes, high[0], high[1]);
-            store_rows(codes + 256, low[0], low[1]);
-            vst1q_s32(scale, vdupq_n_s32(128));
-            vst1q_s32(scale + 16, vdupq_n_s32(1));
-        }
-    }
-}
-
 void rf_fill_rows(const rf_eight_rows *rows, const rf_shape *shape, const rf_matmul *job,
                   uint32_t row, uint32_t last)
 {
@@ -269,7 +233,6 @@ void rf_fill_rows(const rf_eight_rows *rows, const rf_shape *shape, const rf_mat
             fill_subs(rows, shape, RF_TQ2_0, pair, first, second, job->k);
             break;
         default:
-            fill_any(rows, shape->quant, pair, first, second, job->k);
             break;
         }
     }
@@ -358,9 +321,7 @@ void rf_fill_pair(const rf_pair *pair, const rf_shape *shape, const rf_matmul *j
         const int16_t *m = rf_act_multipliers(first, layout);
         const int16_t *n = rf_act_multipliers(second, layout);
         for (uint32_t i = 0; i < k / 32; i++) {
-            const bool has = layout->block == 256;
-            vst1q_s32(pair->multiplier + 4 * i,
-                      vcombine_s32(vdup_n_s32(has ? m[i] : 1), vdup_n_s32(has ? n[i] : 1)));
+            vst1q_s32(pair->multiplier + 4 * i, vcombine_s32(vdup_n_s32(m[i]), vdup_n_s32(n[i])));
         }
     }
     if (shape->min_steps != 0) {
