@@ -64,12 +64,15 @@ RF_INLINE rf_codes32 rf_signed_codes(uint8x16_t a, uint8x16_t b, int8_t less)
 
 /* ---- blocks of 32 ------------------------------------------------------------------------ */
 
-/* A 16 in each byte whose bit is set. */
-RF_INLINE uint8x16_t rf_fifth_bits_neon(const uint8_t *bits)
+/* A 16 in each byte whose bit is set; bits: all of them, bytes 0 and 1 (2 and 3) for these. */
+RF_INLINE uint8x16_t rf_fifth_bits_neon(uint8x16_t bits, uint64_t byte)
 {
-    const uint8x16_t spread = vcombine_u8(vdup_n_u8(bits[0]), vdup_n_u8(bits[1]));
+    const uint64_t places = byte * UINT64_C(0x0101010101010101);
+    const uint8x16_t place =
+        vcombine_u8(vcreate_u8(places), vcreate_u8(places + UINT64_C(0x0101010101010101)));
     const uint8x8_t one = vcreate_u8(UINT64_C(0x8040201008040201));
-    return vandq_u8(vtstq_u8(spread, vcombine_u8(one, one)), vdupq_n_u8(16));
+    const uint8x16_t set = vtstq_u8(vqtbl1q_u8(bits, place), vcombine_u8(one, one));
+    return vandq_u8(set, vdupq_n_u8(16));
 }
 
 RF_INLINE rf_codes32 rf_nibbles_neon(const uint8_t *qs, int8_t less)
@@ -80,9 +83,10 @@ RF_INLINE rf_codes32 rf_nibbles_neon(const uint8_t *qs, int8_t less)
 
 RF_INLINE rf_codes32 rf_fives_neon(const uint8_t *high, const uint8_t *qs, int8_t less)
 {
+    const uint8x16_t bits = vreinterpretq_u8_u32(vdupq_n_u32(rf_load_u32(high)));
     const uint8x16_t both = vld1q_u8(qs);
-    return rf_signed_codes(vorrq_u8(rf_low_nibbles(both), rf_fifth_bits_neon(high)),
-                           vorrq_u8(vshrq_n_u8(both, 4), rf_fifth_bits_neon(high + 2)), less);
+    return rf_signed_codes(vorrq_u8(rf_low_nibbles(both), rf_fifth_bits_neon(bits, 0)),
+                           vorrq_u8(vshrq_n_u8(both, 4), rf_fifth_bits_neon(bits, 2)), less);
 }
 
 /* Nibbles that are places in a table. */

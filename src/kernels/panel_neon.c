@@ -104,20 +104,22 @@ RF_INLINE void store_floats(float *out, float first, float second)
     vst1q_f32(out, vcombine_f32(both, both));
 }
 
-/* The scales of count sub-blocks; from one to the next 16 integers lie between. */
-RF_INLINE void store_scales(int32_t *out, int8x16_t first, int8x16_t second, uint32_t count)
+/* Four integers of each of two rows, to where their sub-blocks begin. */
+RF_INLINE void store_four_scales(int32_t *out, int32x4_t first, int32x4_t second)
 {
-    const int16x8_t a = vmovl_s8(vget_low_s8(first)), b = vmovl_s8(vget_low_s8(second));
-    const int16x8_t c = vmovl_high_s8(first), d = vmovl_high_s8(second);
-    int16_t s[2][16];
-    vst1q_s16(s[0], a);
-    vst1q_s16(s[0] + 8, c);
-    vst1q_s16(s[1], b);
-    vst1q_s16(s[1] + 8, d);
-    for (uint32_t j = 0; j < count; j++, out += 16) {
-        const int32x2_t both = vset_lane_s32(s[1][j], vdup_n_s32(s[0][j]), 1);
-        vst1q_s32(out, vcombine_s32(both, both));
-    }
+    const int64x2_t low = vreinterpretq_s64_s32(vzip1q_s32(first, second));
+    const int64x2_t high = vreinterpretq_s64_s32(vzip2q_s32(first, second));
+    vst1q_s32(out, vreinterpretq_s32_s64(vtrn1q_s64(low, low)));
+    vst1q_s32(out + 16, vreinterpretq_s32_s64(vtrn2q_s64(low, low)));
+    vst1q_s32(out + 32, vreinterpretq_s32_s64(vtrn1q_s64(high, high)));
+    vst1q_s32(out + 48, vreinterpretq_s32_s64(vtrn2q_s64(high, high)));
+}
+
+RF_INLINE void store_eight_scales(int32_t *out, int8x8_t first, int8x8_t second)
+{
+    const int16x8_t a = vmovl_s8(first), b = vmovl_s8(second);
+    store_four_scales(out, vmovl_s16(vget_low_s16(a)), vmovl_s16(vget_low_s16(b)));
+    store_four_scales(out + 64, vmovl_high_s16(a), vmovl_high_s16(b));
 }
 
 /* The minimums of a block: an eight of each row for each fold and step. Folds of 128 see the half
@@ -170,7 +172,11 @@ RF_INLINE void fill_subs(const rf_eight_rows *out, const rf_shape *shape, rf_for
             store_rows(codes + j * 256, rf_codes_block_256(format, first, j),
                        rf_codes_block_256(format, second, j));
         }
-        store_scales(out->scale + b * subs * 16 + pair * 4, s.scale, t.scale, subs);
+        int32_t *scale = out->scale + b * subs * 16 + pair * 4;
+        store_eight_scales(scale, vget_low_s8(s.scale), vget_low_s8(t.scale));
+        if (subs == 16) {
+            store_eight_scales(scale + 128, vget_high_s8(s.scale), vget_high_s8(t.scale));
+        }
         store_floats(out->d + b * 16 + pair * 4, rf_load_f16_neon(first + d),
                      rf_load_f16_neon(second + d));
         if (shape->min_steps != 0) {
@@ -264,9 +270,54 @@ static void pair_codes_16(uint8_t *out, const uint8_t *t, const uint8_t *u, uint
     }
 }
 
-RF_INLINE void store_twice(float *out, float t, float u)
+/* Four values of each of two tokens, floats or integers alike. */
+RF_INLINE void store_four(void *out, uint32x4_t t, uint32x4_t u)
+{
+    uint8_t *bytes = out;
+    const uint64x2_t a = vreinterpretq_u64_u32(vzip1q_u32(t, t));
+    const uint64x2_t b = vreinterpretq_u64_u32(vzip2q_u32(t, t));
+    const uint64x2_t c = vreinterpretq_u64_u32(vzip1q_u32(u, u));
+    const uint64x2_t d = vreinterpretq_u64_u32(vzip2q_u32(u, u));
+    vst1q_u8(bytes, vreinterpretq_u8_u64(vtrn1q_u64(a, c)));
+    vst1q_u8(bytes + 16, vreinterpretq_u8_u64(vtrn2q_u64(a, c)));
+    vst1q_u8(bytes + 32, vreinterpretq_u8_u64(vtrn1q_u64(b, d)));
+    vst1q_u8(bytes + 48, vreinterpretq_u8_u64(vtrn2q_u64(b, d)));
+}
+
+RF_INLINE void store_four_floats(float *out, float32x4_t t, float32x4_t u)
+{
+    store_four(out, vreinterpretq_u32_f32(t), vreinterpretq_u32_f32(u));
+}
+
+RF_INLINE void store_four_i16(int32_t *out, int16x4_t t, int16x4_t u)
+{
+    store_four(out, vreinterpretq_u32_s32(vmovl_s16(t)), vreinterpretq_u32_s32(vmovl_s16(u)));
+}
+
+RF_INLINE void store_one(float *out, float t, float u)
 {
     vst1q_f32(out, vcombine_f32(vdup_n_f32(t), vdup_n_f32(u)));
+}
+
+static void pair_scales(float *out, const float *t, const float *u, uint32_t blocks)
+{
+    uint32_t b = 0;
+    for (; b + 4 <= blocks; b += 4) {
+        store_four_floats(out + 4 * b, vld1q_f32(t + b), vld1q_f32(u + b));
+    }
+    for (; b < blocks; b++) {
+        store_one(out + 4 * b, t[b], u[b]);
+    }
+}
+
+/* Multipliers of blocks of 256: eight at a time. */
+static void pair_multipliers(int32_t *out, const int16_t *m, const int16_t *n, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i += 8, out += 32) {
+        const int16x8_t t = vld1q_s16(m + i), u = vld1q_s16(n + i);
+        store_four_i16(out, vget_low_s16(t), vget_low_s16(u));
+        store_four_i16(out + 16, vget_high_s16(t), vget_high_s16(u));
+    }
 }
 
 /* Eight sums of each of two tokens, by bytes. */
@@ -284,6 +335,19 @@ RF_INLINE void store_sum_bytes(uint8_t *out, int32x4_t t0, int32x4_t t1, int32x4
 RF_INLINE int32x4_t sums_of_32(const int32_t *sums)
 {
     return vpaddq_s32(vld1q_s32(sums), vld1q_s32(sums + 4));
+}
+
+/* Of blocks of 32, as the floats they become. */
+static void pair_sums_32(float *out, const int32_t *t, const int32_t *u, uint32_t blocks)
+{
+    uint32_t b = 0;
+    for (; b + 4 <= blocks; b += 4) {
+        store_four_floats(out + 4 * b, vcvtq_f32_s32(sums_of_32(t + 2 * b)),
+                          vcvtq_f32_s32(sums_of_32(u + 2 * b)));
+    }
+    for (; b < blocks; b++) {
+        store_one(out + 4 * b, (float)(t[2 * b] + t[2 * b + 1]), (float)(u[2 * b] + u[2 * b + 1]));
+    }
 }
 
 static void pair_sums_256(uint8_t *out, const int32_t *t, const int32_t *u, uint32_t blocks,
@@ -314,22 +378,14 @@ void rf_fill_pair(const rf_pair *pair, const rf_shape *shape, const rf_matmul *j
     } else {
         pair_codes_8(pair->codes, first, second, k);
     }
-    for (uint32_t b = 0; b < blocks; b++) {
-        store_twice(pair->scale + 4 * b, scale[b], scale_u[b]);
-    }
+    pair_scales(pair->scale, scale, scale_u, blocks);
     if (layout->act == RF_ACT_INT8 && shape->kind != RF_SHAPE_PLAIN) {
-        const int16_t *m = rf_act_multipliers(first, layout);
-        const int16_t *n = rf_act_multipliers(second, layout);
-        for (uint32_t i = 0; i < k / 32; i++) {
-            vst1q_s32(pair->multiplier + 4 * i, vcombine_s32(vdup_n_s32(m[i]), vdup_n_s32(n[i])));
-        }
+        pair_multipliers(pair->multiplier, rf_act_multipliers(first, layout),
+                         rf_act_multipliers(second, layout), k / 32);
     }
     if (shape->min_steps != 0) {
         pair_sums_256(pair->sum_bytes, sums, sums_u, blocks, shape->min_steps);
     } else if (shape->quant->min_step != 0) {
-        for (uint32_t b = 0; b < blocks; b++) {
-            store_twice(pair->sums + 4 * b, (float)(sums[2 * b] + sums[2 * b + 1]),
-                        (float)(sums_u[2 * b] + sums_u[2 * b + 1]));
-        }
+        pair_sums_32(pair->sums, sums, sums_u, blocks);
     }
 }
