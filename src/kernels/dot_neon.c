@@ -243,8 +243,7 @@ RF_INLINE void add_eight(lanes8 *lanes, scales8 scale, const float *act, int32x4
     lanes->high = vfmaq_f32(lanes->high, by_high, vcvtq_f32_s32(high));
 }
 
-/* A chunk of count folds from fold at on, for one token. Folds beyond count are zeros in the
- * scratch's scales, and their sums are whatever: finite integers. */
+/* The chunk from fold at on, for one token. Folds beyond the row's end add zero times zero. */
 RF_INLINE void add_chunk(rf_format format, lanes8 *lanes, const input *in, const chunk *c,
                          uint32_t at, scales8 scale, scales8 min_scale)
 {

@@ -363,11 +363,11 @@ static void matmul_quant_neon(const rf_matmul *job, uint32_t first_row, uint32_t
     for (uint32_t row = first_row; row < last_row; row += 8 * RF_EIGHTS) {
         const uint32_t last = RF_MIN(row + 8 * RF_EIGHTS, last_row);
         const uint32_t tiles = (last - row + 7) / 8 * ((job->token_count + 3) / 4);
-        const uint64_t bytes =
-            RF_MIN(8 * RF_EIGHTS, last_row - last) * (uint64_t)job->weight_row_bytes;
-        ahead next = {.at = (uintptr_t)(job->weight + last * job->weight_row_bytes)};
-        next.end = next.at + bytes;
-        next.lines = (uint32_t)(bytes / 64 / ((uint64_t)tiles * (job->k / shape.quant->block))) + 1;
+        /* Whoever computes the next rows: where it is another core, they wait in a shared cache. */
+        const uint64_t bytes = 8 * RF_EIGHTS * job->weight_row_bytes;
+        const uintptr_t after = (uintptr_t)job->weight + last * job->weight_row_bytes;
+        const uint64_t blocks = (uint64_t)tiles * (job->k / shape.quant->block);
+        ahead next = {after, after + bytes, (uint32_t)(bytes / 64 / blocks) + 1};
         for (uint32_t i = 0; row + 8 * i < last; i++) {
             rf_fill_rows(&panels[i], &shape, job, row + 8 * i, last);
         }
