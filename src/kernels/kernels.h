@@ -183,6 +183,8 @@ void rf_kernels_scalar(rf_kernels *kernels);
 #if defined(__x86_64__)
 void rf_kernels_avx2(rf_kernels *kernels);
 void rf_kernels_avx512(rf_kernels *kernels);
+#elif defined(__aarch64__)
+void rf_kernels_neon(rf_kernels *kernels);
 #endif
 
 /* cos and sin of angle (double, any size below 2^40), rounded to float; own code. */

@@ -150,6 +150,11 @@ void rf_kernels_pick(rf_kernels *kernels, uint32_t cpu_mask)
         rf_kernels_avx512(kernels);
         kernels->cpu |= RF_CPU_AVX512;
     }
+#elif defined(__aarch64__)
+    if (usable & RF_CPU_NEON) {
+        rf_kernels_neon(kernels);
+        kernels->cpu |= RF_CPU_NEON;
+    }
 #endif
     (void)usable;
 }
