@@ -179,6 +179,9 @@ typedef struct rf_kernels {
 
 /* Fills the table for the sets in mask that the machine has. Scalar first, then overlays. */
 void rf_kernels_pick(rf_kernels *kernels, uint32_t cpu_mask);
+/* The table of one set over scalar, whether or not the machine has it: to look at, not to call.
+ * False when this build has no such set. */
+bool rf_kernels_of(rf_kernels *kernels, uint32_t single_set);
 void rf_kernels_scalar(rf_kernels *kernels);
 #if defined(__x86_64__)
 void rf_kernels_avx2(rf_kernels *kernels);

@@ -137,6 +137,29 @@ void rf_kernels_scalar(rf_kernels *kernels)
     kernels->attend_entry = vector;
 }
 
+bool rf_kernels_of(rf_kernels *kernels, uint32_t single_set)
+{
+    rf_kernels_scalar(kernels);
+    switch (single_set) {
+    case RF_CPU_SCALAR:
+        return true;
+#if defined(__x86_64__)
+    case RF_CPU_AVX2:
+        rf_kernels_avx2(kernels);
+        return true;
+    case RF_CPU_AVX512:
+        rf_kernels_avx512(kernels);
+        return true;
+#elif defined(__aarch64__)
+    case RF_CPU_NEON:
+        rf_kernels_neon(kernels);
+        return true;
+#endif
+    default:
+        return false;
+    }
+}
+
 void rf_kernels_pick(rf_kernels *kernels, uint32_t cpu_mask)
 {
     const uint32_t usable = rf_cpu_detect() & cpu_mask;

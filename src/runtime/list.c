@@ -49,9 +49,8 @@ bool rf_kernel_list(uint32_t cpu_mask, uint32_t index, rf_kernel_info *out)
     rf_kernels chosen, table;
     rf_kernels_pick(&chosen, cpu_mask);
     for (size_t s = 0; s < RF_ARRAY_COUNT(sets); s++) {
-        if (sets[s] && !(rf_cpu_detect() & sets[s]))
+        if (!rf_kernels_of(&table, sets[s]))
             continue;
-        rf_kernels_pick(&table, sets[s]);
         for (uint32_t slot = 0; slot < slots; slot++) {
             rf_kernel_entry entry, best;
             rf_kernel_info info, unused;
