@@ -1,5 +1,5 @@
-/* bench/peak.h: what the core can do at most, measured in the run that it is compared with: loops on
- * registers alone, and a read of a buffer that no cache holds. Zero where there is no such loop.
+/* bench/peak.h: what the core can do at most, measured in the run that it is compared with: loops
+ * on registers alone, and a read of a buffer that no cache holds. Zero where there is no such loop.
  */
 #ifndef RF_BENCH_PEAK_H
 #define RF_BENCH_PEAK_H

@@ -161,8 +161,8 @@ RF_INLINE void rf_prefetch_lines(const uint8_t *weight, uint32_t count)
     }
 }
 
-/* dot_avx2.c, dot_k_avx2.c (K formats; false: not served): rows one by one, straight from the packed
- * bytes, for at most so many tokens. */
+/* dot_avx2.c, dot_k_avx2.c (K formats; false: not served): rows one by one, straight from the
+ * packed bytes, for at most so many tokens. */
 #define RF_DOT_TOKENS_MAX 4u
 void rf_dot_avx2(const rf_matmul *job, uint32_t first_row, uint32_t last_row, void *scratch);
 bool rf_dot_k_avx2(const rf_matmul *job, uint32_t first_row, uint32_t last_row, void *scratch);
