@@ -2,7 +2,7 @@
 # `make` alone explains them.
 
 .DEFAULT_GOAL := help
-.PHONY: help build run check bench chat install clean
+.PHONY: help build run check bench bench-gate chat install clean
 
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PREFIX ?= /usr/local
@@ -28,6 +28,8 @@ help:
 	@echo "  make chat     talk to SmolLM2-135M-Instruct (fetched once, 94 MiB);"
 	@echo "                CHAT=\"a question\" asks that one question and ends"
 	@echo "  make bench    speed of the embedded model and of SmolLM2, with comparisons"
+	@echo "  make bench-gate"
+	@echo "                no matmul kernel falls below its share of what this core can do"
 	@echo "  make check    every rule and test: release, sanitizers, 64-bit ARM under emulation"
 	@echo "                SUITES=release (asan, tsan, arm64) runs a part"
 	@echo "  make install  into PREFIX ($(PREFIX)); DESTDIR is respected"
@@ -68,6 +70,11 @@ bench: build
 	@cmake --build build --target bench-kv_codec -j $(JOBS) > build/compile.log 2>&1 \
 		|| { cat build/compile.log; exit 1; }
 	@build/bench/kv_codec
+
+bench-gate: build
+	@cmake --build build --target bench-kernels -j $(JOBS) > build/compile.log 2>&1 \
+		|| { cat build/compile.log; exit 1; }
+	@build/bench/kernels --gate
 
 check:
 	@tools/bootstrap --check

@@ -41,22 +41,6 @@ RF_INLINE __m512i rf_broadcast_4(const void *p)
     return _mm512_set1_epi32(word);
 }
 
-/* The sixteen 6-bit scales of q3_K, less 32, as bytes. */
-RF_INLINE __m128i rf_scales_q3_k(const uint8_t *block)
-{
-    /* Words A, B, C: low halves in A and B, then their high nibbles; top bits in C. The load ends
-     * with the block's scales. */
-    const __m128i all = _mm_srli_si128(
-        _mm_loadu_si128((const __m128i *)(block + offsetof(rf_block_q3_k, scales) - 4)), 4);
-    const __m128i low =
-        _mm_srlv_epi32(_mm_shuffle_epi32(all, _MM_SHUFFLE(1, 0, 1, 0)), _mm_setr_epi32(0, 0, 4, 4));
-    const __m128i top =
-        _mm_srlv_epi32(_mm_shuffle_epi32(all, _MM_SHUFFLE(2, 2, 2, 2)), _mm_setr_epi32(0, 2, 4, 6));
-    const __m128i code = _mm_or_si128(_mm_and_si128(low, _mm_set1_epi8(15)),
-                                      _mm_slli_epi16(_mm_and_si128(top, _mm_set1_epi8(3)), 4));
-    return _mm_sub_epi8(code, _mm_set1_epi8(32));
-}
-
 /* Lanes 8, 4, 2, 1 apart. */
 RF_INLINE float rf_sum_zmm(__m512 lanes)
 {

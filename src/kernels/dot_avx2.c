@@ -1,15 +1,8 @@
-/* kernels/dot_avx2.c: rows of quantised weights times few tokens, straight from the packed bytes.
- *
- * A row is walked in chunks of eight folds, which meet the eight lanes of kernels.h in one fma:
- * each fold leaves a vector of eight partial integers, and eight such vectors become one vector of
- * eight fold sums by one transposing addition. Integers are exact, so they may be split and offset
- * as the instructions like: codes stay unsigned, and blocks of 256 take their activations as two
- * planes of bytes. What is left of a row after whole chunks goes through the plain unpacking.
+/* kernels/dot_avx2.c: rows of quantised weights times few tokens, straight from the packed bytes:
+ * all formats but the K formats. dot_k_avx2.c says how lanes and folds meet; here activations are
+ * always int16 (int8 ones are widened), and blocks of 256 take them as two planes of bytes.
  */
 #include "kernels/unpack_avx2.h"
-
-/* Packed bytes are asked for this far ahead; measured on Zen 5 and Zen 3: 7 to 9 KB are best. */
-#define PREFETCH_BYTES 8192u
 
 /* One token, and what every row needs of it; the last four are in the worker's scratch. */
 typedef struct input {
@@ -141,229 +134,6 @@ RF_INLINE void add_codes(__m256i code, const int8_t *high, const int8_t *low, __
 RF_INLINE __m256i join_sums(const __m256i sum[2])
 {
     return _mm256_add_epi32(_mm256_slli_epi32(sum[0], 7), sum[1]);
-}
-
-/* The scales of sub-blocks of 16, 2 i and 2 i + 1, each eight times. */
-RF_INLINE __m256i pair_of_scales(const int16_t scales[16], int i)
-{
-    const __m256i pick = _mm256_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2,
-                                          3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3);
-    int32_t both;
-    memcpy(&both, scales + 2 * i, sizeof both);
-    return _mm256_shuffle_epi8(_mm256_set1_epi32(both), pick);
-}
-
-/* Products of sixteen bytes of codes (signed) with the sums of their sub-blocks of 16. */
-RF_INLINE void times_sums(__m128i codes, const int32_t *sums, __m256i product[2])
-{
-    const __m256i first = _mm256_cvtepi8_epi32(codes);
-    const __m256i second = _mm256_cvtepi8_epi32(_mm_srli_si128(codes, 8));
-    product[0] = _mm256_mullo_epi32(first, rf_load_256(sums));
-    product[1] = _mm256_mullo_epi32(second, rf_load_256(sums + 8));
-}
-
-RF_INLINE eight eight_q2_k(const uint8_t *blocks, const input *in, uint32_t at)
-{
-    const size_t bytes = sizeof(rf_block_q2_k);
-    const __m256i three = _mm256_set1_epi8(3);
-    __m256i part[8], min_part[8];
-    for (size_t i = 0; i < 8; i++) {
-        const uint8_t *block = blocks + i * bytes;
-        const size_t k = (at + i) * 256;
-        const __m128i packed = _mm_loadu_si128((const __m128i *)block);
-        const __m128i low4 = _mm_set1_epi8(15);
-        __m256i sum[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()}, mins[2];
-        int16_t scales[16];
-        rf_store_256(scales, _mm256_cvtepu8_epi16(_mm_and_si128(packed, low4)));
-        RF_KEEP_IN_MEMORY(scales);
-        for (int j = 0; j < 8; j++) {
-            const __m256i q = rf_load_256(block + offsetof(rf_block_q2_k, qs) + j / 4 * 32);
-            const __m256i code = _mm256_and_si256(_mm256_srli_epi16(q, j % 4 * 2), three);
-            add_codes(code, in->high + k + 32 * j, in->low + k + 32 * j, pair_of_scales(scales, j),
-                      sum);
-        }
-        part[i] = join_sums(sum);
-        times_sums(_mm_and_si128(_mm_srli_epi16(packed, 4), low4), in->sums + k / 16, mins);
-        min_part[i] = _mm256_add_epi32(mins[0], mins[1]);
-    }
-    const __m256 minus = _mm256_set1_ps(-0.0f);
-    const uint8_t *d = blocks + offsetof(rf_block_q2_k, d);
-    return (eight){.sum = rf_sum_each_of_8(part),
-                   .min_sum = rf_sum_each_of_8(min_part),
-                   .scale = load_halves(d, bytes),
-                   .min_scale = _mm256_xor_ps(load_halves(d + 2, bytes), minus)};
-}
-
-/* The sixteen 6-bit scales of q3_K, less 32, as bytes. */
-RF_INLINE __m128i scales_q3_k(const uint8_t *block)
-{
-    /* Words A, B, C: low halves in A and B, then their high nibbles; top bits in C. The load ends
-     * with the block. */
-    const __m128i all = _mm_srli_si128(
-        _mm_loadu_si128((const __m128i *)(block + offsetof(rf_block_q3_k, scales) - 2)), 2);
-    const __m128i low =
-        _mm_srlv_epi32(_mm_shuffle_epi32(all, _MM_SHUFFLE(1, 0, 1, 0)), _mm_setr_epi32(0, 0, 4, 4));
-    const __m128i top =
-        _mm_srlv_epi32(_mm_shuffle_epi32(all, _MM_SHUFFLE(2, 2, 2, 2)), _mm_setr_epi32(0, 2, 4, 6));
-    const __m128i code = _mm_or_si128(_mm_and_si128(low, _mm_set1_epi8(15)),
-                                      _mm_slli_epi16(_mm_and_si128(top, _mm_set1_epi8(3)), 4));
-    return _mm_sub_epi8(code, _mm_set1_epi8(32));
-}
-
-RF_INLINE eight eight_q3_k(const uint8_t *blocks, const input *in, uint32_t at)
-{
-    const size_t bytes = sizeof(rf_block_q3_k);
-    const __m256i three = _mm256_set1_epi8(3), four = _mm256_set1_epi8(4);
-    __m256i part[8];
-    for (size_t i = 0; i < 8; i++) {
-        const uint8_t *block = blocks + i * bytes;
-        const size_t k = (at + i) * 256;
-        const __m128i packed = scales_q3_k(block);
-        __m256i sum[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()}, offset[2];
-        int16_t scales[16];
-        rf_store_256(scales, _mm256_cvtepi8_epi16(packed));
-        RF_KEEP_IN_MEMORY(scales);
-        const __m256i high = rf_load_256(block);
-        for (int j = 0; j < 8; j++) {
-            const __m256i q = rf_load_256(block + offsetof(rf_block_q3_k, qs) + j / 4 * 32);
-            const __m256i low = _mm256_and_si256(_mm256_srli_epi16(q, j % 4 * 2), three);
-            const __m256i bit =
-                j < 2 ? _mm256_slli_epi16(high, 2 - j) : _mm256_srli_epi16(high, j - 2);
-            add_codes(_mm256_or_si256(low, _mm256_and_si256(bit, four)), in->high + k + 32 * j,
-                      in->low + k + 32 * j, pair_of_scales(scales, j), sum);
-        }
-        times_sums(packed, in->sums + k / 16, offset); /* codes are 4 too high */
-        part[i] = _mm256_sub_epi32(join_sums(sum),
-                                   _mm256_slli_epi32(_mm256_add_epi32(offset[0], offset[1]), 2));
-    }
-    return (eight){.sum = rf_sum_each_of_8(part),
-                   .scale = load_halves(blocks + offsetof(rf_block_q3_k, d), bytes)};
-}
-
-/* Sub-block j of q4_K: its codes. */
-RF_INLINE __m256i codes_q4_k(const uint8_t *qs, int j)
-{
-    const __m256i q = rf_load_256(qs + j / 2 * 32);
-    return _mm256_and_si256(_mm256_srli_epi16(q, j % 2 * 4), _mm256_set1_epi8(15));
-}
-
-RF_INLINE eight eight_q4_k(const uint8_t *blocks, const input *in, uint32_t at)
-{
-    const size_t bytes = sizeof(rf_block_q4_k);
-    __m256i part[8], min_part[8];
-    for (size_t i = 0; i < 8; i++) {
-        const uint8_t *block = blocks + i * bytes;
-        const size_t k = (at + i) * 256;
-        const __m128i codes = rf_scales_k(block);
-        __m256i sum[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-        int16_t scales[8];
-        _mm_storeu_si128((__m128i *)scales, _mm_cvtepu8_epi16(codes));
-        RF_KEEP_IN_MEMORY(scales);
-        for (int j = 0; j < 8; j++) {
-            add_codes(codes_q4_k(block + offsetof(rf_block_q4_k, qs), j), in->high + k + 32 * j,
-                      in->low + k + 32 * j, rf_i16(scales[j]), sum);
-        }
-        part[i] = join_sums(sum);
-        min_part[i] = _mm256_mullo_epi32(_mm256_cvtepu8_epi32(_mm_srli_si128(codes, 8)),
-                                         rf_load_256(in->sums_32 + k / 32));
-    }
-    const __m256 minus = _mm256_set1_ps(-0.0f);
-    return (eight){.sum = rf_sum_each_of_8(part),
-                   .min_sum = rf_sum_each_of_8(min_part),
-                   .scale = load_halves(blocks, bytes),
-                   .min_scale = _mm256_xor_ps(load_halves(blocks + 2, bytes), minus)};
-}
-
-/* Four halves, step bytes apart, each twice. */
-RF_INLINE __m256 load_halves_twice(const uint8_t *p, size_t step)
-{
-    __m128i h = _mm_cvtsi32_si128(rf_load_u16(p));
-    h = _mm_insert_epi16(h, rf_load_u16(p + step), 1);
-    h = _mm_insert_epi16(h, rf_load_u16(p + 2 * step), 2);
-    h = _mm_insert_epi16(h, rf_load_u16(p + 3 * step), 3);
-    return _mm256_cvtph_ps(_mm_unpacklo_epi16(h, h));
-}
-
-RF_INLINE eight eight_q5_k(const uint8_t *blocks, const input *in, uint32_t at)
-{
-    const size_t bytes = sizeof(rf_block_q5_k);
-    const __m256i zero = _mm256_setzero_si256(), sixteen = _mm256_set1_epi8(16);
-    __m256i part[8], min_part[8];
-    for (size_t i = 0; i < 4; i++) {
-        const uint8_t *block = blocks + i * bytes;
-        const size_t k = (at + 2 * i) * 128;
-        const __m128i codes = rf_scales_k(block);
-        const __m256i high = rf_load_256(block + offsetof(rf_block_q5_k, qh));
-        __m256i sum[2][2] = {{zero, zero}, {zero, zero}};
-        int16_t scales[8];
-        _mm_storeu_si128((__m128i *)scales, _mm_cvtepu8_epi16(codes));
-        RF_KEEP_IN_MEMORY(scales);
-        for (int j = 0; j < 8; j++) {
-            const __m256i bit =
-                j < 4 ? _mm256_slli_epi16(high, 4 - j) : _mm256_srli_epi16(high, j - 4);
-            const __m256i code = _mm256_or_si256(codes_q4_k(block + offsetof(rf_block_q5_k, qs), j),
-                                                 _mm256_and_si256(bit, sixteen));
-            add_codes(code, in->high + k + 32 * j, in->low + k + 32 * j, rf_i16(scales[j]),
-                      sum[j / 4]);
-        }
-        const __m256i mins = _mm256_mullo_epi32(_mm256_cvtepu8_epi32(_mm_srli_si128(codes, 8)),
-                                                rf_load_256(in->sums_32 + k / 32));
-        part[2 * i] = join_sums(sum[0]);
-        part[2 * i + 1] = join_sums(sum[1]);
-        min_part[2 * i] = _mm256_blend_epi32(zero, mins, 0x0F);
-        min_part[2 * i + 1] = _mm256_blend_epi32(zero, mins, 0xF0);
-    }
-    const __m256 minus = _mm256_set1_ps(-0.0f);
-    return (eight){.sum = rf_sum_each_of_8(part),
-                   .min_sum = rf_sum_each_of_8(min_part),
-                   .scale = load_halves_twice(blocks, bytes),
-                   .min_scale = _mm256_xor_ps(load_halves_twice(blocks + 2, bytes), minus)};
-}
-
-/* Partial sums of the four folds of a block of q6_K; k is the block's first element. */
-RF_INLINE void part_q6_k(const uint8_t *block, const input *in, size_t k, __m256i part[4])
-{
-    const __m256i four = _mm256_set1_epi8(15), two = _mm256_set1_epi8(0x30);
-    const __m256i zero = _mm256_setzero_si256();
-    const __m128i packed =
-        _mm_loadu_si128((const __m128i *)(block + offsetof(rf_block_q6_k, scales)));
-    __m256i offset[2];
-    int16_t scales[16];
-    rf_store_256(scales, _mm256_cvtepi8_epi16(packed));
-    RF_KEEP_IN_MEMORY(scales);
-    times_sums(packed, in->sums + k / 16, offset); /* codes are 32 too high */
-    for (int half = 0; half < 2; half++) {
-        const __m256i l0 = rf_load_256(block + 64 * half), l1 = rf_load_256(block + 64 * half + 32);
-        const __m256i h = rf_load_256(block + offsetof(rf_block_q6_k, qh) + 32 * half);
-        const int8_t *high = in->high + k + 128 * half, *low = in->low + k + 128 * half;
-        __m256i a[2] = {zero, zero}, b[2] = {zero, zero};
-        add_codes(_mm256_or_si256(_mm256_and_si256(l0, four),
-                                  _mm256_and_si256(_mm256_slli_epi16(h, 4), two)),
-                  high, low, pair_of_scales(scales, 4 * half), a);
-        add_codes(_mm256_or_si256(_mm256_and_si256(l1, four),
-                                  _mm256_and_si256(_mm256_slli_epi16(h, 2), two)),
-                  high + 32, low + 32, pair_of_scales(scales, 4 * half + 1), a);
-        add_codes(_mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(l0, 4), four),
-                                  _mm256_and_si256(h, two)),
-                  high + 64, low + 64, pair_of_scales(scales, 4 * half + 2), b);
-        add_codes(_mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(l1, 4), four),
-                                  _mm256_and_si256(_mm256_srli_epi16(h, 2), two)),
-                  high + 96, low + 96, pair_of_scales(scales, 4 * half + 3), b);
-        const __m256i wrong = _mm256_slli_epi32(offset[half], 5);
-        part[2 * half] = _mm256_sub_epi32(join_sums(a), _mm256_blend_epi32(zero, wrong, 0x0F));
-        part[2 * half + 1] = _mm256_sub_epi32(join_sums(b), _mm256_blend_epi32(zero, wrong, 0xF0));
-    }
-}
-
-RF_INLINE eight eight_q6_k(const uint8_t *blocks, const input *in, uint32_t at)
-{
-    const size_t bytes = sizeof(rf_block_q6_k);
-    __m256i part[8];
-    part_q6_k(blocks, in, (size_t)at * 64, part);
-    part_q6_k(blocks + bytes, in, (size_t)at * 64 + 256, part + 4);
-    const __m128 d0 = _mm_set1_ps(rf_load_f16(blocks + offsetof(rf_block_q6_k, d)));
-    const __m128 d1 = _mm_set1_ps(rf_load_f16(blocks + bytes + offsetof(rf_block_q6_k, d)));
-    return (eight){.sum = rf_sum_each_of_8(part), .scale = _mm256_set_m128(d1, d0)};
 }
 
 RF_INLINE eight eight_iq4_nl(const uint8_t *blocks, const input *in, uint32_t at)
@@ -582,20 +352,11 @@ RF_INLINE __m256 add_eight(__m256 lanes, const eight *e, __m256 act, uint32_t mi
     return lanes;
 }
 
-/* All lines of count bytes from PREFETCH_BYTES ahead on. */
-RF_INLINE void prefetch_ahead(const uint8_t *weight, uint32_t count)
-{
-    const uintptr_t at = (uintptr_t)weight + PREFETCH_BYTES;
-    for (uint32_t i = 0; i < count; i += 64) {
-        _mm_prefetch((const char *)(at + i), _MM_HINT_T0);
-    }
-}
-
 RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_row, void *scratch,
                         const shape s, eight_fn direct)
 {
     const uint32_t folds = job->k / s.fold, chunk_bytes = 8 * s.fold / s.block * s.block_bytes;
-    input in[RF_DOT_TOKENS];
+    input in[RF_DOT_TOKENS_MAX];
     for (uint32_t t = 0; t < job->token_count; t++) {
         prepare(&in[t], job, t, &s, scratch);
     }
@@ -606,7 +367,7 @@ RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_
             uint32_t at = 0;
             for (; at + 8 <= folds; at += 8, weight += chunk_bytes) {
                 if (t == 0) {
-                    prefetch_ahead(weight, chunk_bytes);
+                    rf_prefetch_lines(weight, chunk_bytes);
                 }
                 const eight e =
                     direct ? direct(weight, &in[t], at) : few_folds(weight, &in[t], at, 8, s);
@@ -646,26 +407,6 @@ void rf_dot_avx2(const rf_matmul *job, uint32_t first, uint32_t last, void *scra
     case RF_Q8_0:
         dot_rows(job, first, last, scratch,
                  (shape){32, sizeof(rf_block_q8_0), 32, 0, rf_unpack_q8_0}, eight_q8_0);
-        break;
-    case RF_Q2_K:
-        dot_rows(job, first, last, scratch,
-                 (shape){256, sizeof(rf_block_q2_k), 256, 16, rf_unpack_q2_k}, eight_q2_k);
-        break;
-    case RF_Q3_K:
-        dot_rows(job, first, last, scratch,
-                 (shape){256, sizeof(rf_block_q3_k), 256, 0, rf_unpack_q3_k}, eight_q3_k);
-        break;
-    case RF_Q4_K:
-        dot_rows(job, first, last, scratch,
-                 (shape){256, sizeof(rf_block_q4_k), 256, 32, rf_unpack_q4_k}, eight_q4_k);
-        break;
-    case RF_Q5_K:
-        dot_rows(job, first, last, scratch,
-                 (shape){256, sizeof(rf_block_q5_k), 128, 32, rf_unpack_q5_k}, eight_q5_k);
-        break;
-    case RF_Q6_K:
-        dot_rows(job, first, last, scratch,
-                 (shape){256, sizeof(rf_block_q6_k), 64, 0, rf_unpack_q6_k}, eight_q6_k);
         break;
     case RF_IQ4_NL:
         dot_rows(job, first, last, scratch,

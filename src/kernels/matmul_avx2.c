@@ -1,24 +1,22 @@
 /* kernels/matmul_avx2.c: quantised weights times integer activations with AVX2, and the overlay of
  * the table.
  *
- * Two shapes with the same bits. Few tokens: rows one by one from the packed bytes (dot_avx2.c),
- * bound by memory. More: sixteen rows unpacked once into a panel (panel_avx2.c), then tiles of
- * 16 rows x 4 tokens with rows in lanes, bound by vpmaddwd and vpaddd (about 32 products a clock).
+ * Few tokens: rows one by one from the packed bytes (dot_avx2.c), bound by memory. More: sixteen
+ * rows unpacked once into a panel (panel_avx2.c, panel8_avx2.c), then tiles of 16 rows x 4 tokens
+ * with rows in lanes and eight sums in registers, bound by multiplication and addition:
+ *
+ *   int16   vpmaddwd and vpaddd over a fold
+ *   int8    vpmaddubsw and vpaddw over the steps that 16 bits can hold, then one vpmaddwd by the
+ *           scales, and one multiplication by the multiplier of 32 k, into the sum of the fold
  */
-#include "kernels/avx2.h"
+#include "kernels/tile_avx2.h"
 
-#define TILE_TOKENS 4u
+#define PANELS 2u /* of bytes, made before their tiles run: one preparation serves both */
 
-typedef struct tile { /* tokens of a tile; pointers into their packed rows */
-    const int16_t *q[TILE_TOKENS];
-    const float *scale[TILE_TOKENS];
-    const int32_t *sums[TILE_TOKENS];
-} tile;
-
-/* Lines of the next panel's packed bytes, asked for while this panel computes: a few a block. */
+/* Bytes to ask for while tiles compute: a few lines a block. */
 typedef struct ahead {
     uintptr_t at, end;
-    uint32_t lines; /* a block */
+    uint32_t lines;
 } ahead;
 
 RF_INLINE void prefetch_some(ahead *next)
@@ -28,149 +26,197 @@ RF_INLINE void prefetch_some(ahead *next)
     }
 }
 
-RF_INLINE __m256i broadcast_pair(const int16_t *q)
+RF_INLINE __m256i broadcast_4(const void *p)
 {
-    int32_t pair;
-    memcpy(&pair, q, sizeof pair);
-    return _mm256_set1_epi32(pair);
+    int32_t four;
+    memcpy(&four, p, sizeof four);
+    return _mm256_set1_epi32(four);
 }
 
-RF_INLINE void add_products(__m256i *acc, __m256i w, __m256i pair)
+/* 16-bit sums over steps of four k: acc[t][half]. They begin at zero where start is NULL, else both
+ * halves at start[t]. */
+RF_INLINE void add_steps(const uint8_t *w, const uint8_t *const q[4], uint32_t steps,
+                         uint32_t tokens, const uint8_t *start, __m256i acc[4][2])
 {
-    rf_add_i32(acc, _mm256_madd_epi16(w, pair));
-}
-
-/* The exact sums of one fold over pairs of k: acc[t][half]. */
-RF_INLINE void fold_sums_4(const int16_t *w, const int16_t *const q[4], uint32_t pairs,
-                           __m256i acc[4][2])
-{
-    const int16_t *q0 = q[0], *q1 = q[1], *q2 = q[2], *q3 = q[3];
-    __m256i a0 = _mm256_setzero_si256(), a1 = a0, b0 = a0, b1 = a0;
-    __m256i c0 = a0, c1 = a0, d0 = a0, d1 = a0;
-    for (size_t i = 0; i < pairs; i++) {
-        const __m256i w0 = rf_load_256(w + i * 32), w1 = rf_load_256(w + i * 32 + 16);
-        __m256i pair = broadcast_pair(q0 + 2 * i);
-        add_products(&a0, w0, pair);
-        add_products(&a1, w1, pair);
-        pair = broadcast_pair(q1 + 2 * i);
-        add_products(&b0, w0, pair);
-        add_products(&b1, w1, pair);
-        pair = broadcast_pair(q2 + 2 * i);
-        add_products(&c0, w0, pair);
-        add_products(&c1, w1, pair);
-        pair = broadcast_pair(q3 + 2 * i);
-        add_products(&d0, w0, pair);
-        add_products(&d1, w1, pair);
-    }
-    acc[0][0] = a0, acc[0][1] = a1;
-    acc[1][0] = b0, acc[1][1] = b1;
-    acc[2][0] = c0, acc[2][1] = c1;
-    acc[3][0] = d0, acc[3][1] = d1;
-}
-
-RF_INLINE void fold_sums_2(const int16_t *w, const int16_t *const q[4], uint32_t pairs,
-                           __m256i acc[4][2])
-{
-    const int16_t *q0 = q[0], *q1 = q[1];
-    __m256i a0 = _mm256_setzero_si256(), a1 = a0, b0 = a0, b1 = a0;
-    for (size_t i = 0; i < pairs; i++) {
-        const __m256i w0 = rf_load_256(w + i * 32), w1 = rf_load_256(w + i * 32 + 16);
-        __m256i pair = broadcast_pair(q0 + 2 * i);
-        add_products(&a0, w0, pair);
-        add_products(&a1, w1, pair);
-        pair = broadcast_pair(q1 + 2 * i);
-        add_products(&b0, w0, pair);
-        add_products(&b1, w1, pair);
-    }
-    acc[0][0] = a0, acc[0][1] = a1;
-    acc[1][0] = b0, acc[1][1] = b1;
-}
-
-/* acc[t][half] of a fold's minimums: codes of count sub-blocks times the sums of activations. */
-RF_INLINE void fold_min_sums(const int32_t *mins, const int32_t sums[4][16], uint32_t first,
-                             uint32_t count, uint32_t tokens, __m256i acc[4][2])
-{
-    for (uint32_t t = 0; t < tokens; t++) {
-        acc[t][0] = acc[t][1] = _mm256_setzero_si256();
-    }
-    for (uint32_t j = 0; j < count; j++) {
-        const __m256i m0 = rf_load_256(mins + j * RF_PANEL_ROWS);
-        const __m256i m1 = rf_load_256(mins + j * RF_PANEL_ROWS + 8);
+#pragma GCC unroll 8
+    for (size_t i = 0; i < steps; i++) {
+        const __m256i w0 = rf_load_256(w + i * 64), w1 = rf_load_256(w + i * 64 + 32);
+#pragma GCC unroll 4
         for (uint32_t t = 0; t < tokens; t++) {
-            const __m256i sum = _mm256_set1_epi32(sums[t][first + j]);
-            acc[t][0] = _mm256_add_epi32(acc[t][0], _mm256_mullo_epi32(m0, sum));
-            acc[t][1] = _mm256_add_epi32(acc[t][1], _mm256_mullo_epi32(m1, sum));
-        }
-    }
-}
-
-RF_INLINE void add_fold(__m256 lanes[4][2], const float *scale, const float act_scale[4],
-                        uint32_t tokens, __m256i acc[4][2])
-{
-    for (uint32_t t = 0; t < tokens; t++) {
-        const __m256 a = _mm256_set1_ps(act_scale[t]);
-        for (uint32_t h = 0; h < 2; h++) {
-            const __m256 product = _mm256_mul_ps(_mm256_loadu_ps(scale + 8 * h), a);
-            lanes[t][h] = _mm256_fmadd_ps(product, _mm256_cvtepi32_ps(acc[t][h]), lanes[t][h]);
-        }
-    }
-}
-
-/* The sums of a block's sub-blocks, one for each minimum. */
-RF_INLINE void load_sums(const tile *in, uint32_t b, uint32_t block, uint32_t step, uint32_t tokens,
-                         int32_t sums[4][16])
-{
-    for (uint32_t t = 0; t < tokens; t++) {
-        const int32_t *from = in->sums[t] + (size_t)b * (block / 16);
-        if (block == 32) {
-            sums[t][0] = from[0] + from[1];
-        } else if (step == 32) {
-            rf_store_256(sums[t], rf_sums_of_32(from));
-        } else {
-            memcpy(sums[t], from, sizeof sums[t]);
-        }
-    }
-}
-
-/* results[t] = 16 rows of token t. Everything after tokens is a constant where it is called. */
-RF_INLINE void run_tile(const rf_panel *panel, const tile *in, uint32_t block_count, ahead *next,
-                        float results[4][16], uint32_t tokens, uint32_t block, uint32_t fold,
-                        uint32_t step)
-{
-    __m256 lanes[RF_FOLD_LANES][4][2];
-    memset(lanes, 0, sizeof lanes);
-    for (uint32_t b = 0, f = 0; b < block_count; b++) {
-        float act_scale[4];
-        int32_t sums[4][16];
-        for (uint32_t t = 0; t < tokens; t++) {
-            act_scale[t] = in->scale[t][b];
-        }
-        if (step != 0) {
-            load_sums(in, b, block, step, tokens, sums);
-        }
-        prefetch_some(next);
-        for (uint32_t at = 0; at < block; at += fold, f++) {
-            const size_t k = (size_t)b * block + at;
-            __m256(*lane)[2] = lanes[f % RF_FOLD_LANES];
-            const int16_t *q[4];
-            __m256i acc[4][2];
-            for (uint32_t t = 0; t < tokens; t++) {
-                q[t] = in->q[t] + k;
-            }
-            if (tokens == 4) {
-                fold_sums_4(panel->w + k * RF_PANEL_ROWS, q, fold / 2, acc);
+            const __m256i four = broadcast_4(q[t] + 4 * i);
+            const __m256i p0 = _mm256_maddubs_epi16(w0, four), p1 = _mm256_maddubs_epi16(w1, four);
+            if (i != 0) {
+                rf_add_i16(&acc[t][0], p0);
+                rf_add_i16(&acc[t][1], p1);
+            } else if (start) {
+                const __m256i first = broadcast_4(start + 4 * t);
+                acc[t][0] = _mm256_add_epi16(first, p0);
+                acc[t][1] = _mm256_add_epi16(first, p1);
             } else {
-                fold_sums_2(panel->w + k * RF_PANEL_ROWS, q, fold / 2, acc);
-            }
-            add_fold(lane, panel->scale + (size_t)b * RF_PANEL_ROWS, act_scale, tokens, acc);
-            if (step != 0) {
-                fold_min_sums(panel->mins + k / step * RF_PANEL_ROWS, sums, at / step, fold / step,
-                              tokens, acc);
-                add_fold(lane, panel->min_scale + (size_t)b * RF_PANEL_ROWS, act_scale, tokens,
-                         acc);
+                acc[t][0] = p0;
+                acc[t][1] = p1;
             }
         }
     }
+}
+
+/* Exact sums over steps of two k. */
+RF_INLINE void add_pairs(const uint8_t *w, const uint8_t *const q[4], uint32_t steps,
+                         uint32_t tokens, __m256i sum[4][2])
+{
+#pragma GCC unroll 8
+    for (size_t i = 0; i < steps; i++) {
+        const __m256i w0 = rf_load_256(w + i * 64), w1 = rf_load_256(w + i * 64 + 32);
+#pragma GCC unroll 4
+        for (uint32_t t = 0; t < tokens; t++) {
+            const __m256i two = broadcast_4(q[t] + 4 * i);
+            rf_add_i32(&sum[t][0], _mm256_madd_epi16(w0, two));
+            rf_add_i32(&sum[t][1], _mm256_madd_epi16(w1, two));
+        }
+    }
+}
+
+/* What 32 k of a panel of bytes need; the parts of the records move on with it. */
+typedef struct cursor {
+    const uint8_t *w, *scales, *multipliers, *starts;
+    const uint8_t *q[4];
+} cursor;
+
+/* 32 k share a multiplier: their sum is at most 32 * 32 * 127 * 128 (q6_K), 63 times that fits. */
+RF_INLINE void add_32(const cursor *c, const rf_shape s, uint32_t tokens, __m256i sum[4][2])
+{
+    __m256i acc[4][2], scaled[4][2];
+#pragma GCC unroll 2
+    for (size_t part = 0; part < 32; part += 4 * s.steps) {
+        const uint8_t *scales = c->scales + part / s.sub * 64;
+        const bool starts = s.offset != 0 && s.block == 256;
+        const uint8_t *q[4] = {c->q[0] + part, c->q[1] + part, c->q[2] + part, c->q[3] + part};
+        add_steps(c->w + part * RF_PANEL_ROWS, q, s.steps, tokens,
+                  starts ? c->starts + part / s.sub * 16 : NULL, acc);
+#pragma GCC unroll 4
+        for (uint32_t t = 0; t < tokens; t++) {
+#pragma GCC unroll 2
+            for (uint32_t h = 0; h < 2; h++) {
+                const __m256i by =
+                    s.block == 256 ? rf_load_256(scales + 32 * h) : _mm256_set1_epi16(1);
+                const __m256i product = _mm256_madd_epi16(acc[t][h], by);
+                scaled[t][h] = part == 0 ? product : _mm256_add_epi32(scaled[t][h], product);
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (uint32_t t = 0; t < tokens; t++) {
+        if (s.block == 256) {
+            const __m256i multiplier = broadcast_4(c->multipliers + 4 * t);
+            scaled[t][0] = _mm256_mullo_epi32(scaled[t][0], multiplier);
+            scaled[t][1] = _mm256_mullo_epi32(scaled[t][1], multiplier);
+        }
+        rf_add_i32(&sum[t][0], scaled[t][0]);
+        rf_add_i32(&sum[t][1], scaled[t][1]);
+    }
+}
+
+RF_INLINE void advance_32(cursor *c, const rf_shape s)
+{
+    c->w += 32 * RF_PANEL_ROWS;
+    c->scales += 32 / s.sub * 64;
+    c->multipliers += 16;
+    c->starts += 32 / s.sub * 16;
+    for (int t = 0; t < 4; t++) {
+        c->q[t] += 32;
+    }
+}
+
+/* Minimums of a fold of a K format: code * sum = (16 * code) * (sum / 16) + code * (sum mod 16).
+ * Sums are at most 8191 * 32, so a sixteenth has 15 bits; four products 63 * 15 fit 16 bits. */
+RF_INLINE void min_sums(const uint8_t *record, const uint8_t *side, uint32_t at, const rf_shape s,
+                        uint32_t tokens, __m256i sum[4][2])
+{
+    const uint32_t mins = s.block / s.min_step, first = at / s.min_step;
+    const uint32_t count = s.fold / s.min_step;
+    const uint8_t *pairs = record + rf_mins_at(s) + first * 32;
+    const uint8_t *fours = record + rf_mins_at(s) + mins * 32 + first * 16;
+    const uint8_t *high = side + rf_sums_at(s) + first * 8;
+    const uint8_t *low = side + rf_sums_at(s) + mins * 8 + first * 4;
+    for (uint32_t t = 0; t < tokens; t++) {
+        sum[t][0] = sum[t][1] = _mm256_setzero_si256();
+    }
+    for (uint32_t j = 0; j < count; j += 4) {
+        const __m256i w0 = rf_load_256(fours + j * 16), w1 = rf_load_256(fours + j * 16 + 32);
+        for (uint32_t t = 0; t < tokens; t++) {
+            const __m256i four = broadcast_4(low + j * 4 + 4 * t);
+            const __m256i p0 = _mm256_maddubs_epi16(w0, four), p1 = _mm256_maddubs_epi16(w1, four);
+            sum[t][0] = _mm256_add_epi16(sum[t][0], p0);
+            sum[t][1] = _mm256_add_epi16(sum[t][1], p1);
+        }
+    }
+    for (uint32_t t = 0; t < tokens; t++) {
+        sum[t][0] = _mm256_madd_epi16(sum[t][0], _mm256_set1_epi16(1));
+        sum[t][1] = _mm256_madd_epi16(sum[t][1], _mm256_set1_epi16(1));
+    }
+    for (uint32_t j = 0; j < count; j += 2) {
+        const __m256i w0 = rf_load_256(pairs + j * 32), w1 = rf_load_256(pairs + j * 32 + 32);
+        for (uint32_t t = 0; t < tokens; t++) {
+            const __m256i two = broadcast_4(high + j * 8 + 4 * t);
+            rf_add_i32(&sum[t][0], _mm256_madd_epi16(w0, two));
+            rf_add_i32(&sum[t][1], _mm256_madd_epi16(w1, two));
+        }
+    }
+}
+
+/* lanes += scale * act_scale * value, of one part of a record. */
+RF_INLINE void add_scaled(const uint8_t *scales, const uint8_t *side, uint32_t tokens,
+                          __m256 value[4][2], __m256 lanes[4][2])
+{
+    const __m256 s0 = _mm256_loadu_ps((const float *)(const void *)scales);
+    const __m256 s1 = _mm256_loadu_ps((const float *)(const void *)(scales + 32));
+    for (uint32_t t = 0; t < tokens; t++) {
+        const __m256 a = _mm256_castsi256_ps(broadcast_4(side + 4 * t));
+        lanes[t][0] = _mm256_fmadd_ps(_mm256_mul_ps(s0, a), value[t][0], lanes[t][0]);
+        lanes[t][1] = _mm256_fmadd_ps(_mm256_mul_ps(s1, a), value[t][1], lanes[t][1]);
+    }
+}
+
+RF_INLINE void add_sums(const uint8_t *scales, const uint8_t *side, uint32_t tokens,
+                        __m256i sum[4][2], __m256 lanes[4][2])
+{
+    __m256 value[4][2];
+    for (uint32_t t = 0; t < tokens; t++) {
+        value[t][0] = _mm256_cvtepi32_ps(sum[t][0]);
+        value[t][1] = _mm256_cvtepi32_ps(sum[t][1]);
+    }
+    add_scaled(scales, side, tokens, value, lanes);
+}
+
+/* The exact sums of one fold of a block; c begins there and is moved on. */
+RF_INLINE void fold_sums(cursor *c, const uint8_t *side, const rf_shape s, uint32_t tokens,
+                         __m256i sum[4][2])
+{
+    for (uint32_t t = 0; t < tokens; t++) {
+        sum[t][0] = sum[t][1] = s.offset != 0 && s.block == 32
+                                    ? broadcast_4(side + rf_starts_at(s) + 4 * t)
+                                    : _mm256_setzero_si256();
+    }
+    if (s.steps == 0) {
+#pragma GCC unroll 1
+        for (uint32_t i = 0; i < s.fold; i += 16, c->w += 16 * 2 * RF_PANEL_ROWS) {
+            add_pairs(c->w, c->q, 8, tokens, sum);
+            for (uint32_t t = 0; t < tokens; t++) {
+                c->q[t] += 32;
+            }
+        }
+    } else {
+#pragma GCC unroll 1
+        for (uint32_t i = 0; i < s.fold; i += 32) {
+            add_32(c, s, tokens, sum);
+            advance_32(c, s);
+        }
+    }
+}
+
+/* results[t] = lanes 4, 2, 1 apart. */
+RF_INLINE void add_lanes(__m256 lanes[8][4][2], uint32_t tokens, float results[4][16])
+{
     for (uint32_t t = 0; t < tokens; t++) {
         for (uint32_t h = 0; h < 2; h++) {
             __m256 a[4];
@@ -184,56 +230,46 @@ RF_INLINE void run_tile(const rf_panel *panel, const tile *in, uint32_t block_co
     }
 }
 
-/* Each case is run_tile with its format's fold and minimums as constants. */
-RF_INLINE void run_tile_of(const rf_quant *quant, const rf_panel *panel, const tile *in,
-                           uint32_t block_count, ahead *next, float results[4][16], uint32_t tokens)
+/* results[t] = 16 rows of token t. tokens and s are constants where it is called. */
+RF_INLINE void run_tile(const uint8_t *panel, const rf_tile *tile, uint32_t block_count,
+                        ahead *next, float results[4][16], uint32_t tokens, const rf_shape s)
 {
-    switch (quant->format) {
-    case RF_Q2_K:
-        run_tile(panel, in, block_count, next, results, tokens, 256, 256, 16);
-        break;
-    case RF_Q3_K:
-    case RF_TQ1_0:
-    case RF_TQ2_0:
-        run_tile(panel, in, block_count, next, results, tokens, 256, 256, 0);
-        break;
-    case RF_Q4_K:
-        run_tile(panel, in, block_count, next, results, tokens, 256, 256, 32);
-        break;
-    case RF_Q5_K:
-        run_tile(panel, in, block_count, next, results, tokens, 256, 128, 32);
-        break;
-    case RF_Q6_K:
-    case RF_IQ4_XS:
-        run_tile(panel, in, block_count, next, results, tokens, 256, 64, 0);
-        break;
-    case RF_Q4_1:
-    case RF_Q5_1:
-        run_tile(panel, in, block_count, next, results, tokens, 32, 32, 32);
-        break;
-    case RF_Q4_0:
-    case RF_Q5_0:
-    case RF_Q8_0:
-    case RF_IQ4_NL:
-        run_tile(panel, in, block_count, next, results, tokens, 32, 32, 0);
-        break;
-    default: /* formats without code of their own */
-        run_tile(panel, in, block_count, next, results, tokens, quant->block, quant->fold,
-                 quant->min_step);
-        break;
+    __m256 lanes[RF_FOLD_LANES][4][2];
+    const uint8_t *side = tile->sides;
+    cursor c = {.q = {tile->q[0], tile->q[1], tile->q[2], tile->q[3]}};
+    for (uint32_t i = 0; i < RF_FOLD_LANES; i++) {
+        for (uint32_t t = 0; t < tokens; t++) {
+            lanes[i][t][0] = lanes[i][t][1] = _mm256_setzero_ps();
+        }
     }
-}
-
-static void run_tile_4(const rf_quant *quant, const rf_panel *panel, const tile *in,
-                       uint32_t block_count, ahead *next, float results[4][16])
-{
-    run_tile_of(quant, panel, in, block_count, next, results, 4);
-}
-
-static void run_tile_2(const rf_quant *quant, const rf_panel *panel, const tile *in,
-                       uint32_t block_count, ahead *next, float results[4][16])
-{
-    run_tile_of(quant, panel, in, block_count, next, results, 2);
+    for (uint32_t b = 0, f = 0; b < block_count; b++) {
+        prefetch_some(next);
+        c.w = panel;
+        c.scales = panel + rf_scales_at(s);
+        c.multipliers = side + rf_multipliers_at();
+        c.starts = side + rf_starts_at(s);
+#pragma GCC unroll 1
+        for (uint32_t at = 0; at < s.block; at += s.fold, f++) {
+            __m256(*lane)[2] = lanes[f % RF_FOLD_LANES];
+            __m256i sum[4][2];
+            fold_sums(&c, side, s, tokens, sum);
+            add_sums(panel + rf_scale_at(s), side, tokens, sum, lane);
+            if (s.min_step != 0 && s.block == 256) {
+                min_sums(panel, side, at, s, tokens, sum);
+                add_sums(panel + rf_min_at(s), side, tokens, sum, lane);
+            } else if (s.min_step != 0) {
+                __m256 value[4][2];
+                for (uint32_t t = 0; t < tokens; t++) {
+                    value[t][0] = value[t][1] =
+                        _mm256_castsi256_ps(broadcast_4(side + rf_sums_at(s) + 4 * t));
+                }
+                add_scaled(panel + rf_min_at(s), side, tokens, value, lane);
+            }
+        }
+        panel += rf_record_bytes(s);
+        side += rf_side_bytes(s);
+    }
+    add_lanes(lanes, tokens, results);
 }
 
 static void store_tile(const rf_matmul *job, uint32_t row, uint32_t rows, uint32_t first,
@@ -241,64 +277,160 @@ static void store_tile(const rf_matmul *job, uint32_t row, uint32_t rows, uint32
 {
     for (uint32_t t = 0; t < tokens; t++) {
         float *out = job->out + (uint64_t)rf_matmul_token(job, first + t) * job->out_stride + row;
+        if (rows == RF_PANEL_ROWS && !job->accumulate) {
+            memcpy(out, results[t], sizeof results[t]);
+            continue;
+        }
         for (uint32_t r = 0; r < rows; r++) {
             out[r] = job->accumulate ? out[r] + results[t][r] : results[t][r];
         }
     }
 }
 
-/* All tokens of rows [row, row + rows) from their panel. wide: TILE_TOKENS * k for int8 tokens. */
-static void run_panel(const rf_matmul *job, const rf_quant *quant, const rf_panel *panel,
-                      uint32_t row, uint32_t rows, int16_t *wide)
+/* All tokens of rows [row, row + rows), rows <= 16 * panels. */
+RF_INLINE void run_rows(const rf_matmul *job, uint32_t row, uint32_t rows, uint8_t *scratch,
+                        const rf_shape s, uint32_t panels)
 {
-    const uint32_t block_count = job->k / quant->block;
-    const uint32_t tile_count = (job->token_count + TILE_TOKENS - 1) / TILE_TOKENS;
-    const uint64_t bytes = RF_PANEL_ROWS * job->weight_row_bytes;
+    const uint32_t block_count = job->k / s.block;
+    const uint32_t tile_count = (job->token_count + RF_TILE_TOKENS - 1) / RF_TILE_TOKENS;
+    const size_t panel_bytes = block_count * rf_record_bytes(s);
+    const uint64_t bytes = panels * RF_PANEL_ROWS * job->weight_row_bytes;
     const uintptr_t after = (uintptr_t)job->weight + (row + rows) * job->weight_row_bytes;
-    ahead next = {after, after + bytes, (uint32_t)(bytes / 64 / tile_count / block_count) + 1};
-    for (uint32_t first = 0; first < job->token_count; first += TILE_TOKENS) {
-        const uint32_t count = RF_MIN(TILE_TOKENS, job->token_count - first);
-        float results[4][16];
-        tile in;
-        for (uint32_t t = 0; t < TILE_TOKENS; t++) {
-            /* A tile that is not full repeats its last token; the results are dropped. */
-            const uint8_t *act = rf_matmul_act(job, first + RF_MIN(t, count - 1));
-            in.q[t] = rf_act_q16(act);
-            if (job->layout.act == RF_ACT_INT8) {
-                rf_widen_avx2(&job->layout, act, wide + (size_t)t * job->k);
-                in.q[t] = wide + (size_t)t * job->k;
-            }
-            in.scale[t] = rf_act_scales(act, &job->layout);
-            in.sums[t] = rf_act_sums(act, &job->layout);
-        }
-        if (count > 2) {
-            run_tile_4(quant, panel, &in, block_count, &next, results);
+    const uint64_t lines = bytes / 64 / panels / tile_count / block_count + 1;
+    ahead next = {after, after + bytes, (uint32_t)lines};
+    const rf_shape shape = s; /* a copy: s stays a set of constants, for its address is not taken */
+    rf_tile tile;
+    tile.sides = scratch + panels * panel_bytes;
+    tile.wide = (int16_t *)(void *)(tile.sides + block_count * rf_side_bytes(s));
+    for (uint32_t at = 0; at < rows; at += RF_PANEL_ROWS) {
+        const uint32_t count = RF_MIN(RF_PANEL_ROWS, rows - at);
+        uint8_t *panel = scratch + at / RF_PANEL_ROWS * panel_bytes;
+        if (s.steps != 0) {
+            rf_panel8_avx2(job, row + at, count, panel);
         } else {
-            run_tile_2(quant, panel, &in, block_count, &next, results);
+            rf_panel_avx2(job, row + at, count, panel);
         }
-        store_tile(job, row, rows, first, count, results);
     }
+    for (uint32_t first = 0; first < job->token_count; first += RF_TILE_TOKENS) {
+        const uint32_t count = RF_MIN(RF_TILE_TOKENS, job->token_count - first);
+        rf_tile_avx2(job, &shape, first, count, &tile);
+        for (uint32_t at = 0; at < rows; at += RF_PANEL_ROWS) {
+            const uint8_t *panel = scratch + at / RF_PANEL_ROWS * panel_bytes;
+            float results[4][16];
+            if (count > 2) {
+                run_tile(panel, &tile, block_count, &next, results, 4, s);
+            } else {
+                run_tile(panel, &tile, block_count, &next, results, 2, s);
+            }
+            store_tile(job, row + at, RF_MIN(RF_PANEL_ROWS, rows - at), first, count, results);
+        }
+    }
+}
+
+RF_INLINE void run_job(const rf_matmul *job, uint32_t first_row, uint32_t last_row, void *scratch,
+                       const rf_shape s)
+{
+    const uint32_t panels = s.steps != 0 ? PANELS : 1;
+    for (uint32_t row = first_row; row < last_row; row += panels * RF_PANEL_ROWS) {
+        const uint32_t rows = RF_MIN(panels * RF_PANEL_ROWS, last_row - row);
+        run_rows(job, row, rows, scratch, s, panels);
+    }
+}
+
+/* Each case is the code above with its format inlined; false: not served as bytes. */
+static bool run_bytes(const rf_matmul *job, uint32_t first, uint32_t last, void *scratch)
+{
+    switch (job->format) {
+    case RF_Q4_0:
+        run_job(job, first, last, scratch, RF_SHAPE_Q4_0);
+        return true;
+    case RF_Q4_1:
+        run_job(job, first, last, scratch, RF_SHAPE_Q4_1);
+        return true;
+    case RF_Q5_0:
+        run_job(job, first, last, scratch, RF_SHAPE_Q5_0);
+        return true;
+    case RF_Q5_1:
+        run_job(job, first, last, scratch, RF_SHAPE_Q5_1);
+        return true;
+    case RF_Q2_K:
+        run_job(job, first, last, scratch, RF_SHAPE_Q2_K);
+        return true;
+    case RF_Q3_K:
+        run_job(job, first, last, scratch, RF_SHAPE_Q3_K);
+        return true;
+    case RF_Q4_K:
+        run_job(job, first, last, scratch, RF_SHAPE_Q4_K);
+        return true;
+    case RF_Q5_K:
+        run_job(job, first, last, scratch, RF_SHAPE_Q5_K);
+        return true;
+    case RF_Q6_K:
+        run_job(job, first, last, scratch, RF_SHAPE_Q6_K);
+        return true;
+    default:
+        return false;
+    }
+}
+
+static void run_wide(const rf_matmul *job, uint32_t first, uint32_t last, void *scratch)
+{
+    const rf_quant *quant = rf_quant_of(job->format);
+    switch (job->format) {
+    case RF_Q4_0:
+    case RF_Q5_0:
+    case RF_Q8_0:
+    case RF_IQ4_NL:
+        run_job(job, first, last, scratch, rf_shape_wide(32, 32, 0));
+        break;
+    case RF_Q4_1:
+    case RF_Q5_1:
+        run_job(job, first, last, scratch, rf_shape_wide(32, 32, 32));
+        break;
+    case RF_Q2_K:
+        run_job(job, first, last, scratch, rf_shape_wide(256, 256, 16));
+        break;
+    case RF_Q3_K:
+    case RF_TQ1_0:
+    case RF_TQ2_0:
+        run_job(job, first, last, scratch, rf_shape_wide(256, 256, 0));
+        break;
+    case RF_Q4_K:
+        run_job(job, first, last, scratch, rf_shape_wide(256, 256, 32));
+        break;
+    case RF_Q5_K:
+        run_job(job, first, last, scratch, rf_shape_wide(256, 128, 32));
+        break;
+    case RF_Q6_K:
+    case RF_IQ4_XS:
+        run_job(job, first, last, scratch, rf_shape_wide(256, 64, 0));
+        break;
+    default: /* formats without code of their own */
+        run_job(job, first, last, scratch,
+                rf_shape_wide(quant->block, quant->fold, quant->min_step));
+        break;
+    }
+}
+
+/* From how many tokens on the panel is faster, less one: measured on Zen 3, weights from memory. */
+static uint32_t dot_tokens(const rf_matmul *job)
+{
+    const bool k_format = job->format >= RF_Q2_K && job->format <= RF_Q6_K;
+    if (job->layout.act == RF_ACT_INT8 && (k_format || job->format < RF_Q8_0)) {
+        return k_format ? 2 : 1;
+    }
+    return k_format ? RF_DOT_TOKENS_MAX : 3;
 }
 
 static void matmul_quant_avx2(const rf_matmul *job, uint32_t first_row, uint32_t last_row,
                               void *scratch)
 {
-    if (job->token_count <= RF_DOT_TOKENS) {
-        rf_dot_avx2(job, first_row, last_row, scratch);
-        return;
-    }
-    const rf_quant *quant = rf_quant_of(job->format);
-    const size_t blocks = job->k / quant->block;
-    rf_panel panel;
-    int16_t *wide = scratch;
-    panel.w = wide + (size_t)job->k * TILE_TOKENS;
-    panel.scale = (float *)(void *)(panel.w + (size_t)job->k * RF_PANEL_ROWS);
-    panel.min_scale = panel.scale + blocks * RF_PANEL_ROWS;
-    panel.mins = (int32_t *)(void *)(panel.min_scale + blocks * RF_PANEL_ROWS);
-    for (uint32_t row = first_row; row < last_row; row += RF_PANEL_ROWS) {
-        const uint32_t rows = RF_MIN(RF_PANEL_ROWS, last_row - row);
-        rf_panel_avx2(job, row, rows, &panel);
-        run_panel(job, quant, &panel, row, rows, wide);
+    if (job->token_count <= dot_tokens(job)) {
+        if (!rf_dot_k_avx2(job, first_row, last_row, scratch)) {
+            rf_dot_avx2(job, first_row, last_row, scratch);
+        }
+    } else if (job->layout.act != RF_ACT_INT8 || !run_bytes(job, first_row, last_row, scratch)) {
+        run_wide(job, first_row, last_row, scratch);
     }
 }
 
