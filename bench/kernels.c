@@ -1,7 +1,7 @@
 /* bench/kernels.c: each matmul kernel alone, on one core: decode (1 token, weights from memory) in
- * GB/s and as a share of a plain read of the same buffer, and batches in GMAC/s; then attention.
+ * GB/s and as a share of a plain read of the same buffer, and batches in GMAC/s.
  *
- *   kernels [format|attend|all] [instruction sets]      e.g. kernels q4_k avx2
+ *   kernels [format|all] [instruction sets]      e.g. kernels q4_k avx2
  *
  * Weights come from a buffer that no cache holds. Each figure is the best of many slices of
  * a few milliseconds, so that a busy neighbour costs less of it.
@@ -129,54 +129,6 @@ static void bench_format(const rf_kernels *kernels, rf_format format, uint8_t *b
     free(scratch);
 }
 
-static void bench_attend(const rf_kernels *kernels, const uint8_t *buffer)
-{
-    static const uint32_t shapes[][2] = {{1, 64}, {4, 64}, {8, 64}, {64, 64}, {4, 128}};
-    (void)buffer;
-    for (size_t s = 0; s < RF_ARRAY_COUNT(shapes); s++) {
-        const uint32_t queries = shapes[s][0], width = shapes[s][1];
-        float *data = calloc((size_t)queries * width * 2 + 2 * 64 * width, sizeof(float));
-        float *state = calloc(2 * (size_t)queries, sizeof(float));
-        rf_attend_range *visible = calloc(queries, sizeof *visible);
-        float scores[RF_ATTEND_BLOCK];
-        if (!data || !state || !visible) {
-            exit(1);
-        }
-        for (uint32_t i = 0; i < queries; i++) {
-            visible[i].last = RF_ATTEND_BLOCK;
-        }
-        float *k = data + (size_t)queries * width * 2;
-        const rf_attend job = {.q = data,
-                               .q_stride = width,
-                               .query_count = queries,
-                               .visible = visible,
-                               .k = k,
-                               .v = k + 64 * width,
-                               .count = 64,
-                               .k_width = width,
-                               .v_width = width,
-                               .scale = 0.125f,
-                               .state = state,
-                               .out = data + (size_t)queries * width,
-                               .out_stride = width,
-                               .scores = scores};
-        double best = 1e9;
-        for (int round = 0; round < 50; round++) {
-            const double start = now();
-            for (int i = 0; i < 200; i++) {
-                kernels->attend(&job);
-            }
-            const double seconds = (now() - start) / 200;
-            best = seconds < best ? seconds : best;
-        }
-        printf("attend %2u queries, width %3u: %6.1f ns/position, %5.1f GMAC/s\n", queries, width,
-               best * 1e9 / 64, 2e-9 * 64 * width * queries / best);
-        free(data);
-        free(state);
-        free(visible);
-    }
-}
-
 int main(int argc, char **argv)
 {
     const char *only = argc > 1 && strcmp(argv[1], "all") != 0 ? argv[1] : NULL;
@@ -200,9 +152,6 @@ int main(int argc, char **argv)
         if (!only || strcmp(only, rf_format_name((rf_format)f)) == 0) {
             bench_format(&kernels, (rf_format)f, buffer, read);
         }
-    }
-    if (!only || strcmp(only, "attend") == 0) {
-        bench_attend(&kernels, buffer);
     }
     free(buffer);
     return 0;

@@ -170,14 +170,10 @@ static void expand_bytes(const rf_kv_shape *shape, const uint8_t *rows, uint32_t
 {
     for (uint32_t r = 0; r < count; r++) {
         const uint8_t *row = rows + (size_t)r * shape->row_bytes;
-        uint32_t i = 0;
-        for (; i + 32 <= shape->width; i += 32) {
-            rf_store_256(codes + i, rf_load_256(row + i));
+        if (codes) {
+            memcpy(codes, row, shape->width);
+            codes += shape->width;
         }
-        for (; i < shape->width; i += 8) {
-            memcpy(codes + i, row + i, 8);
-        }
-        codes += shape->width;
         for (uint32_t s = 0; s < shape->span_count; s++) {
             *scales++ = rf_load_f16(row + shape->code_bytes + 2 * (size_t)s);
         }
