@@ -20,11 +20,11 @@
 
 #define TILE_QUERIES 64u /* derived: 64 queries of width 64 are 16 KiB, half of a small L1 cache */
 
-/* Fewer tokens than a tile holds are still four tiles of a head, so that a team finds work. */
+/* So many tokens as fill a tile of a head, but not so few tiles that a team finds no work. */
 static uint32_t tile_tokens(uint32_t group, uint32_t token_count)
 {
     uint32_t most = group >= TILE_QUERIES ? 1 : TILE_QUERIES / group;
-    return RF_MIN(most, (token_count + 3) / 4);
+    return RF_MIN(most, RF_MAX(RF_KV_SPLIT_TOKENS, (token_count + 3) / 4));
 }
 
 /* ---- scratch ------------------------------------------------------------------------------ */
@@ -497,8 +497,9 @@ static uint64_t part_floats(uint64_t queries, uint64_t v_width)
 
 uint64_t rf_kv_parts_bytes(uint64_t positions, uint32_t v_width, uint32_t group, uint32_t kv_heads)
 {
-    /* The pinned part, and those of positions that begin and end within one. */
-    uint64_t parts = 1 + positions / RF_KV_PART + 2;
+    /* The pinned part, and those of positions that begin and end within one; tokens of a job see
+     * theirs one further on each. */
+    uint64_t parts = 1 + (positions + RF_KV_SPLIT_TOKENS - 1) / RF_KV_PART + 2;
     return parts * kv_heads * part_floats(group, v_width) * sizeof(float);
 }
 

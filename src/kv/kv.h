@@ -59,7 +59,7 @@ typedef struct rf_kv_attend {
  * joined in ascending order. Those of a job with few tokens can be units: 512 keep joining below 2 %
  * of the work (derived: joining is 3 operations for each sum, a position 4). */
 #define RF_KV_PART         512u
-#define RF_KV_SPLIT_TOKENS 4u /* of a job; with more of them, tiles are units enough */
+#define RF_KV_SPLIT_TOKENS 8u /* of a job; with more of them, tiles are units enough */
 
 /* Bytes that the parts of this job need to be units, with `parts` not looked at; 0: it is not to be
  * shared out. And the most that each token of any job needs that sees up to so many positions. */
