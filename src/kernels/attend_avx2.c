@@ -50,7 +50,7 @@ RF_INLINE void dots(const float *q, uint64_t q_stride, uint32_t n, const uint8_t
 
 /* n queries, and as many positions at a time as make eight sums (twelve of three queries). */
 RF_INLINE void score_tile(const rf_attend *job, uint32_t query, uint32_t n, rf_attend_form form,
-                          rf_attend_range seen, rf_attend_line *scores)
+                          rf_attend_range seen, rf_attend_line *scores, bool is_first)
 {
     const uint32_t pairs = n == 1 ? 4 : (n == 4 ? 1 : 2), width = job->k.width;
     const float *q = job->q + query * job->q_stride;
@@ -59,6 +59,9 @@ RF_INLINE void score_tile(const rf_attend *job, uint32_t query, uint32_t n, rf_a
         const uint8_t *rows[8];
         __m256 fours[RF_ATTEND_TILE][4];
         rf_attend_rows_of_8(&job->k, j, seen.last, rows);
+        if (is_first) {
+            rf_attend_fetch(&job->k, &job->v, j);
+        }
 #pragma GCC unroll 4
         for (uint32_t h = 0; h < 4; h += pairs) {
             __m256 sums[RF_ATTEND_TILE][8];
@@ -99,15 +102,15 @@ RF_INLINE void score_tile(const rf_attend *job, uint32_t query, uint32_t n, rf_a
     }
 
 static void score_f32(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
-                      rf_attend_line *scores)
+                      rf_attend_line *scores, bool is_first)
 {
-    EACH_COUNT(score_tile, RF_ATTEND_F32, seen, scores)
+    EACH_COUNT(score_tile, RF_ATTEND_F32, seen, scores, is_first)
 }
 
 static void score_f16(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
-                      rf_attend_line *scores)
+                      rf_attend_line *scores, bool is_first)
 {
-    EACH_COUNT(score_tile, RF_ATTEND_F16, seen, scores)
+    EACH_COUNT(score_tile, RF_ATTEND_F16, seen, scores, is_first)
 }
 
 /* ---- values ------------------------------------------------------------------------------- */
@@ -271,15 +274,21 @@ static void soften(const rf_attend *job, uint32_t query, uint32_t count, rf_atte
 
 /* ---- the block ---------------------------------------------------------------------------- */
 
+/* Whether rows come from memory, and nobody has been through them yet. */
+static bool is_ahead(const rf_attend *job, uint32_t query)
+{
+    return query == 0 && job->query_count <= RF_ATTEND_GROUP;
+}
+
 static void score(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
                   rf_attend_line *scores)
 {
     if (job->k.form == RF_ATTEND_INT8) {
         rf_attend_score_codes_avx2(job, query, count, seen, scores);
     } else if (job->k.form == RF_ATTEND_F16) {
-        score_f16(job, query, count, seen, scores);
+        score_f16(job, query, count, seen, scores, is_ahead(job, query));
     } else {
-        score_f32(job, query, count, seen, scores);
+        score_f32(job, query, count, seen, scores, is_ahead(job, query));
     }
 }
 
@@ -355,7 +364,7 @@ static void prepare(rf_attend *job)
         } else if (rows->form == RF_ATTEND_INT8) {
             rf_attend_line_up_scales_avx2(rows, seen, scratch + RF_ATTEND_BLOCK * rows->width);
             if (side == 0) {
-                rf_attend_turn_codes_avx2(rows, seen, scratch);
+                rf_attend_turn_codes_avx2(rows, &job->v, seen, scratch);
             }
         }
         scratch += (RF_ATTEND_BLOCK + sizeof(rf_attend_line) / 32) * (size_t)rows->width;
