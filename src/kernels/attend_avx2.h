@@ -73,10 +73,13 @@ RF_INLINE void rf_attend_rows_of_8(const rf_attend_rows *k, uint32_t j, uint32_t
 }
 
 /* Eight positions from j on are being scored: their values are next, then the keys of the block
- * behind. The addresses may lie behind all rows. (Measured on Zen 3, from memory: FETCH.) */
+ * behind; of int8 rows also its values, whose scales are read before the block is. The addresses
+ * may lie behind all rows. (Measured on Zen 3, 8 queries of width 64, rows from memory: f16 57 ns a
+ * position without, 40 with; r8 41 without.) */
 RF_INLINE void rf_attend_fetch(const rf_attend_rows *k, const rf_attend_rows *v, uint32_t j)
 {
-    const char *values = (const char *)rf_attend_row(v, j);
+    const uint32_t ahead = v->form == RF_ATTEND_INT8 ? RF_ATTEND_BLOCK : 0;
+    const char *values = (const char *)((uintptr_t)v->rows + (j + ahead) * v->stride);
     const char *keys = (const char *)((uintptr_t)k->rows + (j + RF_ATTEND_BLOCK) * k->stride);
     for (uint64_t at = 0; at < 8 * v->stride; at += 64) {
         _mm_prefetch(values + at, _MM_HINT_T0);
