@@ -109,9 +109,8 @@ static void run(const char *name, rf_attend_form form, uint32_t mask, uint32_t w
         }
         s.codec.query(q + i * width, width, codes + i * width, &q_scale[i]);
     }
-    const rf_attend_rows rows[2] = {
-        {NULL, s.stride, s.scales[0], s.shape.span_count, width, form},
-        {NULL, s.stride, s.scales[1], s.shape.span_count, width, form}};
+    const rf_attend_rows rows[2] = {{NULL, s.stride, s.scales[0], s.shape.span_count, width, form},
+                                    {NULL, s.stride, s.scales[1], s.shape.span_count, width, form}};
     s.job = (rf_attend){.q = q,
                         .q_codes = codes,
                         .q_scale = q_scale,

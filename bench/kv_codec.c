@@ -78,8 +78,8 @@ static void attend(const setup *s, uint32_t first, bool expanded)
     }
     rf_attend_rows sides[2];
     for (int side = 0; side < 2; side++) {
-        sides[side] = (rf_attend_rows){s->codes[side], width, s->scales[side], spans, width,
-                                       RF_ATTEND_INT8};
+        sides[side] =
+            (rf_attend_rows){s->codes[side], width, s->scales[side], spans, width, RF_ATTEND_INT8};
         if (is_int8) { /* where they lie */
             sides[side].rows = rows;
             sides[side].stride = s->shape.row_bytes;

@@ -108,10 +108,8 @@ static void score_f32(const rf_attend *job, uint32_t query, uint32_t count, rf_a
 }
 
 static void score_f16(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
-                      rf_attend_line *scores, bool is_first)
-{
-    EACH_COUNT(score_tile, RF_ATTEND_F16, seen, scores, is_first)
-}
+                      rf_attend_line *scores,
+                      bool is_first){EACH_COUNT(score_tile, RF_ATTEND_F16, seen, scores, is_first)}
 
 /* ---- values ------------------------------------------------------------------------------- */
 
@@ -256,16 +254,15 @@ static void soften(const rf_attend *job, uint32_t query, uint32_t count, rf_atte
         lanes[i] = tops_of(scores[i], job->visible[query + i], all);
     }
     const __m256 old = _mm256_loadu_ps(max);
-    const __m256 top =
-        _mm256_add_ps(_mm256_max_ps(max_each_of_8(lanes), old), _mm256_setzero_ps());
+    const __m256 top = _mm256_add_ps(_mm256_max_ps(max_each_of_8(lanes), old), _mm256_setzero_ps());
     const __m256 kept = rf_exp_ymm(_mm256_sub_ps(old, top));
     _mm256_storeu_ps(max, top);
     for (uint32_t i = 0; i < count; i++) {
         lanes[i] = weigh(scores[i], all, _mm256_broadcast_ss(&max[i]));
     }
     _mm256_storeu_ps(keep, kept);
-    _mm256_storeu_ps(sum, _mm256_add_ps(_mm256_mul_ps(_mm256_loadu_ps(sum), kept),
-                                        rf_add_each_of_8(lanes)));
+    _mm256_storeu_ps(
+        sum, _mm256_add_ps(_mm256_mul_ps(_mm256_loadu_ps(sum), kept), rf_add_each_of_8(lanes)));
     for (uint32_t i = 0; i < count; i++) {
         state[2 * i] = max[i];
         state[2 * i + 1] = sum[i];

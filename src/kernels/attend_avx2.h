@@ -89,8 +89,8 @@ RF_INLINE void rf_attend_fetch(const rf_attend_rows *k, const rf_attend_rows *v,
     }
 }
 
-/* kv_attend_avx2.c. These make a side of int8 rows, as far as somebody sees them, what the two below
- * read: scales in a line for each span, and codes of keys in columns. */
+/* kv_attend_avx2.c. These make a side of int8 rows, as far as somebody sees them, what the two
+ * below read: scales in a line for each span, and codes of keys in columns. */
 void rf_attend_line_up_scales_avx2(rf_attend_rows *rows, rf_attend_range seen, void *scratch);
 void rf_attend_turn_codes_avx2(rf_attend_rows *k, const rf_attend_rows *v, rf_attend_range seen,
                                void *scratch);

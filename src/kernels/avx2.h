@@ -107,8 +107,7 @@ RF_INLINE void rf_exp_each(__m256 *x, uint32_t count)
     static const float powers[] = {RF_EXP_C6, RF_EXP_C5, RF_EXP_C4, RF_EXP_C3, RF_EXP_C2, 1, 1};
     const __m256 round = _mm256_set1_ps(RF_EXP_ROUND);
     __m256 shifted[4], r[4], p[4];
-#define RF_EACH                                                                                    \
-    _Pragma("GCC unroll 4") for (uint32_t e = 0; e < count; e++)
+#define RF_EACH _Pragma("GCC unroll 4") for (uint32_t e = 0; e < count; e++)
     RF_EACH x[e] = _mm256_max_ps(_mm256_set1_ps(RF_EXP_LOW), x[e]); /* the second wins for a NaN */
     RF_EACH x[e] = _mm256_min_ps(_mm256_set1_ps(RF_EXP_HIGH), x[e]);
     RF_EACH shifted[e] = _mm256_fmadd_ps(x[e], _mm256_set1_ps(RF_EXP_LOG2E), round);
@@ -128,8 +127,8 @@ RF_INLINE void rf_exp_each(__m256 *x, uint32_t count)
         const __m256i low = _mm256_slli_epi32(_mm256_add_epi32(half, bias), 23);
         const __m256i rest = _mm256_sub_epi32(i, half);
         const __m256i high = _mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23);
-        x[e] = _mm256_mul_ps(_mm256_mul_ps(p[e], _mm256_castsi256_ps(low)),
-                             _mm256_castsi256_ps(high));
+        x[e] =
+            _mm256_mul_ps(_mm256_mul_ps(p[e], _mm256_castsi256_ps(low)), _mm256_castsi256_ps(high));
     }
 #undef RF_EACH
 }

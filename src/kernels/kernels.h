@@ -148,7 +148,7 @@ typedef struct rf_attend_rows {
  * [visible[i].first, visible[i].last) of the block (may be none). Its state is {max, sum} in
  * state[i * 2] and the weighted sum of V in out[i * out_stride].
  *   s_j, keys as floats: (q . k_j) * scale, the dot in 8 lanes: lane l sums d = l, l + 8, ... with
- *     fma in ascending d from +0; then the lanes are added 4, 2, 1 apart (lane l += lane l + 4; ..);
+ *     fma in ascending d from +0; then the lanes are added 4, 2, 1 apart (l += l + 4; ...);
  *   s_j, keys as INT8: fma(dot_j * q_scale, scale, bias), where dot_j goes over the spans in
  *     ascending order: dot = fma((float)integer dot of q_codes and codes, k scale, dot) from +0;
  *   m' = max(max, s_j...) + 0; keep = exp(max - m'); p_j = exp(s_j - m');

@@ -57,25 +57,25 @@ static uint64_t lay_parts(uint8_t *scratch, uint32_t k_width, uint32_t v_width, 
 {
     uint64_t queries = (uint64_t)tile_tokens(group, UINT32_MAX - 3) * group;
     uint64_t block = RF_ATTEND_BLOCK, at = 0;
-    *parts = (tile_parts){
-        .q = cut(scratch, &at, queries * k_width, sizeof(float)),
-        .q_turned = cut(scratch, &at, queries * k_width, sizeof(float)),
-        .q_codes = cut(scratch, &at, queries * k_width, sizeof(int16_t)),
-        .q_scale = cut(scratch, &at, queries, sizeof(float)),
-        .bias = cut(scratch, &at, queries, sizeof(float)),
-        .along = cut(scratch, &at, queries * k_width, sizeof(float)),
-        .state = cut(scratch, &at, queries * 2, sizeof(float)),
-        .out = cut(scratch, &at, queries * v_width, sizeof(float)),
-        .part_state = cut(scratch, &at, queries * 2, sizeof(float)),
-        .part_out = cut(scratch, &at, queries * v_width, sizeof(float)),
-        .rows = {cut(scratch, &at, block * k_width, sizeof(float)),
-                 cut(scratch, &at, block * v_width, sizeof(float))},
-        .scales = {cut(scratch, &at, block * (k_width / 8), sizeof(float)),
-                   cut(scratch, &at, block * (v_width / 8), sizeof(float))},
-        .mean = cut(scratch, &at, k_width, sizeof(float)),
-        .visible = cut(scratch, &at, queries, sizeof(rf_attend_range)),
-        .far = cut(scratch, &at, queries, sizeof(rf_attend_range)),
-        .kernel = cut(scratch, &at, rf_attend_scratch_bytes(k_width, v_width), 1)};
+    *parts =
+        (tile_parts){.q = cut(scratch, &at, queries * k_width, sizeof(float)),
+                     .q_turned = cut(scratch, &at, queries * k_width, sizeof(float)),
+                     .q_codes = cut(scratch, &at, queries * k_width, sizeof(int16_t)),
+                     .q_scale = cut(scratch, &at, queries, sizeof(float)),
+                     .bias = cut(scratch, &at, queries, sizeof(float)),
+                     .along = cut(scratch, &at, queries * k_width, sizeof(float)),
+                     .state = cut(scratch, &at, queries * 2, sizeof(float)),
+                     .out = cut(scratch, &at, queries * v_width, sizeof(float)),
+                     .part_state = cut(scratch, &at, queries * 2, sizeof(float)),
+                     .part_out = cut(scratch, &at, queries * v_width, sizeof(float)),
+                     .rows = {cut(scratch, &at, block * k_width, sizeof(float)),
+                              cut(scratch, &at, block * v_width, sizeof(float))},
+                     .scales = {cut(scratch, &at, block * (k_width / 8), sizeof(float)),
+                                cut(scratch, &at, block * (v_width / 8), sizeof(float))},
+                     .mean = cut(scratch, &at, k_width, sizeof(float)),
+                     .visible = cut(scratch, &at, queries, sizeof(rf_attend_range)),
+                     .far = cut(scratch, &at, queries, sizeof(rf_attend_range)),
+                     .kernel = cut(scratch, &at, rf_attend_scratch_bytes(k_width, v_width), 1)};
     return at;
 }
 
@@ -566,8 +566,7 @@ static void run_parts(tile *t, uint32_t first_unit, uint32_t last_unit)
 static tile tile_of(const rf_kv *kv, const rf_kv_attend *owned, void *scratch)
 {
     const rf_kv_layer_store *layer = &kv->layers[owned->layer];
-    tile t = {
-        .kv = kv, .job = owned, .layer = layer, .group = owned->heads / layer->kv_heads};
+    tile t = {.kv = kv, .job = owned, .layer = layer, .group = owned->heads / layer->kv_heads};
     t.k_coded = is_coded(&layer->side[RF_KV_K]);
     t.v_coded = is_coded(&layer->side[RF_KV_V]);
     lay_parts(scratch, layer->side[RF_KV_K].width, layer->side[RF_KV_V].width, t.group, &t.parts);
@@ -612,8 +611,7 @@ void rf_kv_attend_join(const rf_kv *kv, const rf_kv_attend *job, uint32_t first_
             kv->kernels.attend_join(t.parts.state, t.parts.out, state + query * 2, sum,
                                     values->width);
         }
-        finish(kv, values, t.parts.state, t.parts.out,
-               out_of(&owned, token, head, values->width));
+        finish(kv, values, t.parts.state, t.parts.out, out_of(&owned, token, head, values->width));
     }
 }
 

@@ -56,8 +56,8 @@ typedef struct rf_kv_attend {
 } rf_kv_attend;
 
 /* A context is attended to in parts of this many positions, each from nothing, whose results are
- * joined in ascending order. Those of a job with few tokens can be units: 512 keep joining below 2 %
- * of the work (derived: joining is 3 operations for each sum, a position 4). */
+ * joined in ascending order. Those of a job with few tokens can be units: 512 keep joining below
+ * 2 % of the work (derived: joining is 3 operations for each sum, a position 4). */
 #define RF_KV_PART         512u
 #define RF_KV_SPLIT_TOKENS 8u /* of a job; with more of them, tiles are units enough */
 

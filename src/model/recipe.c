@@ -145,8 +145,7 @@ typedef struct widest { /* over all layers */
     uint64_t scratch_bytes, packed_bytes, parts_bytes;
 } widest;
 
-static widest widest_of(const rf_config *config, const rf_weight *table,
-                        const rf_step_shape *shape)
+static widest widest_of(const rf_config *config, const rf_weight *table, const rf_step_shape *shape)
 {
     const rf_act *acts = shape->act;
     widest w = {0};

@@ -188,12 +188,10 @@ static rf_attend_rows rows_from(const attention *a, int side, uint32_t at)
     const rf_attend_form form = side ? a->v_form : a->k_form;
     const uint32_t width = side ? a->v_width : a->k_width;
     const uint64_t unit = form == RF_ATTEND_F32 ? 4 : 2;
-    const uint8_t *whole = form == RF_ATTEND_F32 ? (const void *)(side ? a->v : a->k)
-                                                 : (const void *)a->halves[side];
-    return (rf_attend_rows){.rows = whole + at * width * unit,
-                            .stride = width * unit,
-                            .width = width,
-                            .form = form};
+    const uint8_t *whole =
+        form == RF_ATTEND_F32 ? (const void *)(side ? a->v : a->k) : (const void *)a->halves[side];
+    return (rf_attend_rows){
+        .rows = whole + at * width * unit, .stride = width * unit, .width = width, .form = form};
 }
 
 static attention make_attention(uint32_t queries, uint32_t count, uint32_t k_width,

@@ -211,8 +211,8 @@ static void assert_attention(const rf_attend *job)
             const double weight = exp(dot * (double)job->q_scale[i] * (double)job->scale);
             sum += weight;
             for (uint32_t d = 0; d < vw; d++) {
-                wanted[d] += weight * v[j * vw + d] *
-                             (double)job->v.scale[j * job->v.spans + d / v_span];
+                wanted[d] +=
+                    weight * v[j * vw + d] * (double)job->v.scale[j * job->v.spans + d / v_span];
             }
         }
         for (uint32_t d = 0; d < vw; d++) {
