@@ -92,8 +92,8 @@ RF_INLINE void rf_attend_fetch(const rf_attend_rows *k, const rf_attend_rows *v,
 /* kv_attend_avx2.c. These make a side of int8 rows, as far as somebody sees them, what the two
  * below read: scales in a line for each span, and codes of keys in columns. */
 void rf_attend_line_up_scales_avx2(rf_attend_rows *rows, rf_attend_range seen, void *scratch);
-void rf_attend_turn_codes_avx2(rf_attend_rows *k, const rf_attend_rows *v, rf_attend_range seen,
-                               void *scratch);
+void rf_attend_turn_codes_avx2(rf_attend_rows *k, const rf_attend_rows *values,
+                               rf_attend_range seen, void *scratch);
 /* count <= RF_ATTEND_TILE queries from query on, positions of seen. Scores of whole eights
  * are stored; adding multiplies out by keep first. */
 void rf_attend_score_codes_avx2(const rf_attend *job, uint32_t query, uint32_t count,

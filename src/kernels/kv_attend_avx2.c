@@ -55,14 +55,14 @@ RF_INLINE void turn_8x8(__m256i v[8])
 }
 
 /* To [eight positions][width / 4][8][4]. */
-void rf_attend_turn_codes_avx2(rf_attend_rows *k, const rf_attend_rows *v, rf_attend_range seen,
-                               void *scratch)
+void rf_attend_turn_codes_avx2(rf_attend_rows *k, const rf_attend_rows *values,
+                               rf_attend_range seen, void *scratch)
 {
     const uint32_t width = k->width;
     for (uint32_t j = seen.first & ~7u; j < seen.last; j += 8) {
         const uint8_t *row[8];
         uint8_t *to = (uint8_t *)scratch + (size_t)j * width;
-        rf_attend_fetch(k, v, j);
+        rf_attend_fetch(k, values, j);
         for (uint32_t p = 0; p < 8; p++) { /* any other one for rows that nobody sees */
             row[p] = rf_attend_row(k, RF_MAX(seen.first, RF_MIN(j + p, seen.last - 1)));
         }
