@@ -70,6 +70,10 @@ bench: build
 	@cmake --build build --target bench-kv_codec -j $(JOBS) > build/compile.log 2>&1 \
 		|| { cat build/compile.log; exit 1; }
 	@build/bench/kv_codec
+	@printf '\n== attention: bench/attend (ns a position, GMAC/s of prompts)\n'
+	@cmake --build build --target bench-attend -j $(JOBS) > build/compile.log 2>&1 \
+		|| { cat build/compile.log; exit 1; }
+	@build/bench/attend
 
 bench-gate: build
 	@cmake --build build --target bench-kernels -j $(JOBS) > build/compile.log 2>&1 \

@@ -39,7 +39,9 @@ static float gauss(uint64_t *seed)
 
 typedef struct setup {
     rf_kv_kernels kernels;
+    rf_kernels attention;
     rf_kv_shape shape;
+    void *scratch; /* of attention */
     rf_kv_feedback feedback;
     float *rows; /* [ROWS][width] */
     uint8_t *signs, *stored;
@@ -62,34 +64,40 @@ typedef enum work {
 
 static void attend(const setup *s, uint32_t first, bool expanded)
 {
-    static float state[2 * QUERIES], out[QUERIES * WIDTH_MAX], scores[RF_ATTEND_BLOCK];
+    static float state[2 * QUERIES], out[QUERIES * WIDTH_MAX];
     rf_attend_range visible[QUERIES];
+    const bool is_int8 = rf_kv_is_int8(&s->shape);
+    const uint32_t width = s->shape.width, spans = s->shape.span_count;
+    const uint8_t *rows = s->stored + (size_t)first * s->shape.row_bytes;
     for (uint32_t i = 0; i < QUERIES; i++) {
         visible[i] = (rf_attend_range){0, RF_ATTEND_BLOCK};
     }
     for (int side = 0; !expanded && side < 2; side++) {
-        s->kernels.expand(&s->shape, s->stored + (size_t)first * s->shape.row_bytes,
-                          RF_ATTEND_BLOCK, 3, s->codes[side], s->scales[side]);
+        s->kernels.expand(&s->shape, rows, RF_ATTEND_BLOCK, 3, is_int8 ? NULL : s->codes[side],
+                          s->scales[side]);
     }
-    const rf_attend_codes job = {.q = s->q,
-                                 .q_scale = s->q_scale,
-                                 .query_count = QUERIES,
-                                 .visible = visible,
-                                 .k = s->codes[0],
-                                 .k_scale = s->scales[0],
-                                 .k_width = s->shape.width,
-                                 .k_spans = s->shape.span_count,
-                                 .v = s->codes[1],
-                                 .v_scale = s->scales[1],
-                                 .v_width = s->shape.width,
-                                 .v_spans = s->shape.span_count,
-                                 .count = RF_ATTEND_BLOCK,
-                                 .scale = 0.125f,
-                                 .state = state,
-                                 .out = out,
-                                 .out_stride = s->shape.width,
-                                 .scores = scores};
-    s->kernels.attend(&job);
+    rf_attend_rows sides[2];
+    for (int side = 0; side < 2; side++) {
+        sides[side] =
+            (rf_attend_rows){s->codes[side], width, s->scales[side], spans, width, RF_ATTEND_INT8};
+        if (is_int8) { /* where they lie */
+            sides[side].rows = rows;
+            sides[side].stride = s->shape.row_bytes;
+        }
+    }
+    const rf_attend job = {.q_codes = s->q,
+                           .q_scale = s->q_scale,
+                           .q_stride = width,
+                           .query_count = QUERIES,
+                           .visible = visible,
+                           .k = sides[0],
+                           .v = sides[1],
+                           .scale = 0.125f,
+                           .state = state,
+                           .out = out,
+                           .out_stride = width,
+                           .scratch = s->scratch};
+    s->attention.attend(&job);
 }
 
 /* ns per row (per position of K and V for attention). */
@@ -144,6 +152,8 @@ static void run(rf_kv_code code, uint32_t mask, uint32_t width)
     const size_t block = s.shape.block, blocks = width / block;
     uint64_t seed = 1;
     rf_kv_kernels_pick(&s.kernels, mask);
+    rf_kernels_pick(&s.attention, mask);
+    s.scratch = aligned_alloc(64, (rf_attend_scratch_bytes(width, width) + 63) / 64 * 64);
     s.rows = malloc(sizeof(float) * ROWS * width);
     s.signs = malloc((width / 8 + 7) / 8 * 8);
     s.stored = malloc((size_t)ROWS * s.shape.row_bytes);
@@ -187,6 +197,7 @@ static void run(rf_kv_code code, uint32_t mask, uint32_t width)
     free(s.rows);
     free(s.signs);
     free(s.stored);
+    free(s.scratch);
     for (int side = 0; side < 2; side++) {
         free(s.codes[side]);
         free(s.scales[side]);

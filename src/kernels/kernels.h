@@ -124,34 +124,74 @@ typedef uint32_t (*rf_argmax_fn)(const float *x, uint32_t n);
 typedef void (*rf_kv_encode_fn)(const float *values, void *row, uint32_t n);
 typedef void (*rf_kv_decode_fn)(const void *row, float *values, uint32_t n);
 
+/* ---- attention --------------------------------------------------------------------------- */
+
+/* Keys or values of one KV head where they lie. INT8: codes, an element is code * scale of its
+ * span; an int8 row of a KV format (kv_codec.h) is read in place, narrower ones are expanded. */
+typedef enum rf_attend_form {
+    RF_ATTEND_F32,
+    RF_ATTEND_F16,
+    RF_ATTEND_BF16,
+    RF_ATTEND_INT8
+} rf_attend_form;
+typedef struct rf_attend_rows {
+    const void *rows;    /* row j at rows + j * stride bytes; f32: 4-aligned, else any */
+    uint64_t stride;     /* bytes; f32: a multiple of 4 */
+    const float *scale;  /* INT8: [count][spans]; else not looked at */
+    uint32_t spans;      /* INT8: of width / spans elements, which are 8, 16, 32, 64 or 128 */
+    uint32_t width;      /* a multiple of 8 */
+    rf_attend_form form; /* keys and values need not have the same */
+} rf_attend_rows;
+
 /* One block of at most RF_ATTEND_BLOCK positions of one KV head, for query_count queries that
  * share it (heads of its group, tokens of a chunk): online softmax. Query i sees the positions
  * [visible[i].first, visible[i].last) of the block (may be none). Its state is {max, sum} in
  * state[i * 2] and the weighted sum of V in out[i * out_stride].
- *   s_j = (q . k_j) * scale, the dot in 16 lanes as above; m' = max(max, s_j...);
- *   c = exp(max - m'); p_j = exp(s_j - m'); sum = sum * c + (p summed in 16 lanes over j);
- *   out = out * c + sum of p_j v_j, fma in ascending j.
- * A query that has seen nothing has max = -inf, sum = 0, out = 0. k and v are decoded f32 rows,
- * contiguous [count][width]; scores is scratch of RF_ATTEND_BLOCK floats. */
+ *   s_j, keys as floats: (q . k_j) * scale, the dot in 8 lanes: lane l sums d = l, l + 8, ... with
+ *     fma in ascending d from +0; then the lanes are added 4, 2, 1 apart (l += l + 4; ...);
+ *   s_j, keys as INT8: fma(dot_j * q_scale, scale, bias), where dot_j goes over the spans in
+ *     ascending order: dot = fma((float)integer dot of q_codes and codes, k scale, dot) from +0;
+ *   m' = max(max, s_j...) + 0; keep = exp(max - m'); p_j = exp(s_j - m');
+ *   sum = sum * keep + (p added in 16 lanes, position j in lane j mod 16, then 8, 4, 2, 1 apart);
+ *   out = (out * keep, then fma(w_j, v_j, out) in ascending j) + 0; w_j = p_j, and with INT8 values
+ *     w_j = p_j * v scale, rounded, and v_j the code as a float.
+ * The + 0 make a zero positive. So queries of a block may be worked on together, a w of +0 standing
+ * for a position that one of them does not see: finite rows times 0 change nothing then.
+ * A query that has seen nothing has max = -inf, sum = 0, out = 0. Every entry gives the same bits;
+ * what a query gets does not depend on who goes with it. Rows that nobody sees are not read (but
+ * may be prefetched, as may those behind the block). */
 #define RF_ATTEND_BLOCK 64u
 typedef struct rf_attend_range {
     uint32_t first, last;
 } rf_attend_range;
 typedef struct rf_attend {
-    const float *q; /* query i at q + i * q_stride */
-    uint64_t q_stride;
+    const float *q;         /* keys as floats: query i at q + i * q_stride */
+    const int16_t *q_codes; /* INT8 keys: query i at q_codes + i * q_stride */
+    const float *q_scale;   /* INT8 keys: [query] */
+    const float *bias;      /* INT8 keys: [query], of this block, in units of a score; NULL: 0 */
+    uint64_t q_stride;      /* elements */
     uint32_t query_count;
     const rf_attend_range *visible;
-    const float *k; /* [count][k_width], widths are multiples of 8 */
-    const float *v; /* [count][v_width] */
-    uint32_t count, k_width, v_width;
+    rf_attend_rows k, v;
     float scale;
     float *state;
     float *out;
     uint64_t out_stride;
-    float *scores;
+    void *scratch; /* rf_attend_scratch_bytes(k.width, v.width), 64-aligned; free on return */
 } rf_attend;
 typedef void (*rf_attend_fn)(const rf_attend *job);
+
+/* Scratch of one block: room for its scores and for its rows as floats, for entries that unpack
+ * them once for many queries. */
+uint64_t rf_attend_scratch_bytes(uint32_t k_width, uint32_t v_width);
+
+/* Joins what one query found in a further part of the context to what it found before: state and
+ * out of both as of rf_attend. A part whose sum is 0 has seen nothing and changes nothing; else
+ *   m' = max(max, part's max); a = exp(max - m'); b = exp(part's max - m');
+ *   sum = sum * a + part's sum * b; out = out * a + part's out * b, each product rounded.
+ * Parts are joined in ascending order of their positions, to {-inf, 0}, 0 at first. */
+typedef void (*rf_attend_join_fn)(float *state, float *out, const float *part_state,
+                                  const float *part_out, uint32_t width);
 
 /* ---- the table --------------------------------------------------------------------------- */
 
@@ -171,6 +211,7 @@ typedef struct rf_kernels {
     rf_kv_encode_fn kv_encode[RF_FORMAT_FILE_COUNT]; /* f32, f16, bf16 */
     rf_kv_decode_fn kv_decode[RF_FORMAT_FILE_COUNT];
     rf_attend_fn attend;
+    rf_attend_join_fn attend_join;
     rf_kernel_entry matmul_entry[RF_FORMAT_FILE_COUNT][RF_ACT_COUNT];
     rf_kernel_entry vector_entry;
     rf_kernel_entry attend_entry;

@@ -167,9 +167,15 @@ typedef void (*rf_kv_encode_row_fn)(const rf_kv_shape *shape, const float *row,
                                     const rf_kv_feedback *feedback, int32_t base, void *out);
 
 /* Expands count rows, row_bytes apart, into int8 codes[count][width] and f32 scales
- * [count][span_count], the unit and the base included: value = scale * code. */
+ * [count][span_count], the unit and the base included: value = scale * code. codes NULL: only the
+ * scales, for rows whose codes are int8 as they lie (rf_kv_is_int8) and are read in place. */
 typedef void (*rf_kv_expand_fn)(const rf_kv_shape *shape, const void *rows, uint32_t count,
                                 int32_t base, int8_t *codes, float *scales);
+
+static inline bool rf_kv_is_int8(const rf_kv_shape *shape)
+{
+    return rf_kv_codes[shape->code].code_bits == 8;
+}
 
 /* Widens count rows of any format, row_bytes apart, into f32 out[count][width], still rotated:
  * what an engine reads that attends by rf_attend with the rotated f32 q, and the only way to read a
@@ -180,10 +186,8 @@ typedef void (*rf_kv_expand_fn)(const rf_kv_shape *shape, const void *rows, uint
  * is each span's own: rf_kv_signs(RF_KV_REST_SEED, S); a row must not have been rotated with
  * that seed.
  *
- * In a store: a side whose format is wide is never given to rf_attend_codes_fn; a layer with such a
- * side goes the way of layers that are coded on one side only: rows of both sides as f32, one run
- * of a window at a time: rf_kv_widen(&shape, run.rows, run.count, base, out + row * width). Rows of
- * another shape beside them (r8 of recent ones) and the mean of keys are what they are for codes.
+ * In a store: rows of a side whose format is wide are given to attention as f32, never as INT8, one
+ * run of a window at a time: rf_kv_widen(&shape, run.rows, run.count, base, out + row * width).
  * Scalar; for codes that are not wide expand and a multiplication give the same bits faster. */
 #define RF_KV_REST_SEED UINT64_C(0x7175616e74207265)
 void rf_kv_widen(const rf_kv_shape *shape, const void *rows, uint32_t count, int32_t base,
@@ -193,40 +197,12 @@ void rf_kv_widen(const rf_kv_shape *shape, const void *rows, uint32_t count, int
  * 0; a NaN or an infinity makes the scale NaN. width is a multiple of 8. */
 typedef void (*rf_kv_query_fn)(const float *q, uint32_t width, int16_t *codes, float *scale);
 
-/* One block of at most RF_ATTEND_BLOCK positions on expanded codes, as rf_attend but
- *   dot_j = sum over spans, ascending, fma((float)integer dot, k_scale[j][span], dot)
- *   s_j = fma(dot_j * q_scale, scale, bias[query])
- * and out += p_j * v_scale[j][span] * v_code, the product p * scale rounded, fma in ascending j.
- * state and out are those of rf_attend: rows kept as f32 or f16 (the first one) join in by it,
- * rotated, with the rotated f32 q. Spans are width / spans: 8, 16, 32, 64 or 128. */
-typedef struct rf_attend_codes {
-    const int16_t *q; /* query i at q + i * k_width */
-    const float *q_scale;
-    const float *bias; /* [query]: of this block, score units; NULL: 0 */
-    uint32_t query_count;
-    const rf_attend_range *visible;
-    const int8_t *k; /* [count][k_width] */
-    const float *k_scale;
-    uint32_t k_width, k_spans;
-    const int8_t *v;
-    const float *v_scale;
-    uint32_t v_width, v_spans;
-    uint32_t count;
-    float scale;
-    float *state;
-    float *out;
-    uint64_t out_stride;
-    float *scores; /* [RF_ATTEND_BLOCK] */
-} rf_attend_codes;
-typedef void (*rf_attend_codes_fn)(const rf_attend_codes *job);
-
 typedef struct rf_kv_kernels {
     rf_kv_rotate_fn rotate;
     rf_kv_rotate_fn turn_back;
     rf_kv_encode_row_fn encode;
     rf_kv_expand_fn expand;
     rf_kv_query_fn query;
-    rf_attend_codes_fn attend;
     rf_kernel_entry entry;
 } rf_kv_kernels;
 /* Scalar first, then what mask and machine have. */

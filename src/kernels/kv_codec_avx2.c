@@ -720,6 +720,5 @@ void rf_kv_kernels_avx2(rf_kv_kernels *kernels)
     kernels->encode = encode_avx2;
     kernels->expand = rf_kv_expand_avx2;
     kernels->query = query_avx2;
-    kernels->attend = rf_attend_codes_avx2;
     kernels->entry = entry;
 }

@@ -1,5 +1,5 @@
 /* kernels/kv_codec_scalar.c: the definition of the rotated KV formats: rotation, encoding,
- * expansion, the query, and attention on codes.
+ * expansion and the query.
  */
 #include "kernels/act.h"
 #include "kernels/kv_scalar.h"
@@ -163,7 +163,7 @@ void rf_kv_expand_scalar(const rf_kv_shape *shape, const void *rows, uint32_t co
 {
     for (uint32_t r = 0; r < count; r++) {
         const uint8_t *row = (const uint8_t *)rows + (size_t)r * shape->row_bytes;
-        for (uint32_t i = 0; i < shape->width; i++) {
+        for (uint32_t i = 0; codes && i < shape->width; i++) {
             *codes++ = rf_kv_code_at(shape, row, i);
         }
         for (uint32_t s = 0; s < shape->span_count; s++) {
@@ -336,7 +336,7 @@ void rf_kv_encode_scalar(const rf_kv_shape *shape, const float *row, const rf_kv
     }
 }
 
-/* ---- query and attention ----------------------------------------------------------------- */
+/* ---- query ------------------------------------------------------------------------------- */
 
 void rf_kv_query_scalar(const float *q, uint32_t width, int16_t *codes, float *scale)
 {
@@ -351,58 +351,5 @@ void rf_kv_query_scalar(const float *q, uint32_t width, int16_t *codes, float *s
         const float product = found.inverse == 0.0f ? 0.0f : q[i] * found.inverse;
         const uint32_t bits = rf_float_bits(product + RF_EXP_ROUND);
         codes[i] = (int16_t)(bits - rf_float_bits(RF_EXP_ROUND));
-    }
-}
-
-static float score(const rf_attend_codes *job, const int16_t *q, uint32_t position)
-{
-    const uint32_t span = job->k_width / job->k_spans;
-    const int8_t *k = job->k + (size_t)position * job->k_width;
-    const float *scale = job->k_scale + (size_t)position * job->k_spans;
-    float dot = 0;
-    for (uint32_t s = 0; s < job->k_spans; s++) {
-        int32_t sum = 0; /* 128 * 32767 * 127 < 2^30 */
-        for (uint32_t i = s * span; i < (s + 1) * span; i++) {
-            sum += q[i] * k[i];
-        }
-        dot = __builtin_fmaf((float)sum, scale[s], dot);
-    }
-    return dot;
-}
-
-void rf_attend_codes_scalar(const rf_attend_codes *job)
-{
-    const uint32_t v_span = job->v_width / job->v_spans;
-    for (uint32_t i = 0; i < job->query_count; i++) {
-        const rf_attend_range seen = job->visible[i];
-        if (seen.first >= seen.last) {
-            continue;
-        }
-        float *state = job->state + 2 * (size_t)i;
-        float *out = job->out + i * job->out_stride;
-        float max = state[0];
-        for (uint32_t j = seen.first; j < seen.last; j++) {
-            const float dot = score(job, job->q + (size_t)i * job->k_width, j);
-            job->scores[j] =
-                __builtin_fmaf(dot * job->q_scale[i], job->scale, job->bias ? job->bias[i] : 0.0f);
-            max = job->scores[j] > max ? job->scores[j] : max;
-        }
-        max += 0.0f; /* as rf_attend */
-        float lanes[RF_FLOAT_LANES] = {0};
-        for (uint32_t j = seen.first; j < seen.last; j++) {
-            job->scores[j] = rf_exp_one(job->scores[j] - max);
-            lanes[j % RF_FLOAT_LANES] += job->scores[j];
-        }
-        const float keep = rf_exp_one(state[0] - max);
-        state[1] = state[1] * keep + rf_sum_lanes_16(lanes);
-        state[0] = max;
-        for (uint32_t d = 0; d < job->v_width; d++) {
-            float sum = out[d] * keep;
-            for (uint32_t j = seen.first; j < seen.last; j++) {
-                const float p = job->scores[j] * job->v_scale[j * job->v_spans + d / v_span];
-                sum = __builtin_fmaf(p, job->v[(size_t)j * job->v_width + d], sum);
-            }
-            out[d] = sum;
-        }
     }
 }

@@ -165,21 +165,41 @@ RF_INLINE void expand_long(const rf_kv_shape *shape, rf_kv_code code, uint32_t s
     }
 }
 
+/* The f16 scales of 8-bit rows that have one each; the last ones of a count by themselves. */
+static void expand_single_scales(const rf_kv_shape *shape, const uint8_t *rows, uint32_t count,
+                                 float *scales)
+{
+    const uint8_t *at = rows + shape->code_bytes;
+    const size_t stride = shape->row_bytes;
+    uint32_t r = 0;
+    for (; r + 8 <= count; r += 8, at += 8 * stride) {
+        uint64_t low = 0, high = 0;
+        for (uint32_t i = 0; i < 4; i++) {
+            low |= (uint64_t)rf_load_u16(at + i * stride) << 16 * i;
+            high |= (uint64_t)rf_load_u16(at + (4 + i) * stride) << 16 * i;
+        }
+        const __m128i halves = _mm_set_epi64x((int64_t)high, (int64_t)low);
+        _mm256_storeu_ps(scales + r, _mm256_cvtph_ps(halves));
+    }
+    for (; r < count; r++, at += stride) {
+        scales[r] = rf_load_f16(at);
+    }
+}
+
 static void expand_bytes(const rf_kv_shape *shape, const uint8_t *rows, uint32_t count,
                          int8_t *codes, float *scales)
 {
+    for (uint32_t r = 0; codes && r < count; r++) {
+        memcpy(codes + (size_t)r * shape->width, rows + (size_t)r * shape->row_bytes, shape->width);
+    }
+    if (shape->span_count == 1) {
+        expand_single_scales(shape, rows, count, scales);
+        return;
+    }
     for (uint32_t r = 0; r < count; r++) {
-        const uint8_t *row = rows + (size_t)r * shape->row_bytes;
-        uint32_t i = 0;
-        for (; i + 32 <= shape->width; i += 32) {
-            rf_store_256(codes + i, rf_load_256(row + i));
-        }
-        for (; i < shape->width; i += 8) {
-            memcpy(codes + i, row + i, 8);
-        }
-        codes += shape->width;
+        const uint8_t *stored = rows + (size_t)r * shape->row_bytes + shape->code_bytes;
         for (uint32_t s = 0; s < shape->span_count; s++) {
-            *scales++ = rf_load_f16(row + shape->code_bytes + 2 * (size_t)s);
+            *scales++ = rf_load_f16(stored + 2 * (size_t)s);
         }
     }
 }

@@ -11,7 +11,6 @@ void rf_kv_kernels_pick(rf_kv_kernels *kernels, uint32_t cpu_mask)
         .encode = rf_kv_encode_scalar,
         .expand = rf_kv_expand_scalar,
         .query = rf_kv_query_scalar,
-        .attend = rf_attend_codes_scalar,
         .entry = {RF_CPU_SCALAR, "kv_codec_scalar.c"},
     };
     *kernels = scalar;

@@ -121,12 +121,10 @@ void rf_kv_encode_scalar(const rf_kv_shape *shape, const float *row, const rf_kv
 void rf_kv_expand_scalar(const rf_kv_shape *shape, const void *rows, uint32_t count, int32_t base,
                          int8_t *codes, float *scales);
 void rf_kv_query_scalar(const float *q, uint32_t width, int16_t *codes, float *scale);
-void rf_attend_codes_scalar(const rf_attend_codes *job);
 #if defined(__x86_64__)
 void rf_kv_kernels_avx2(rf_kv_kernels *kernels);
 void rf_kv_expand_avx2(const rf_kv_shape *shape, const void *rows, uint32_t count, int32_t base,
                        int8_t *codes, float *scales);
-void rf_attend_codes_avx2(const rf_attend_codes *job);
 #endif
 
 #endif

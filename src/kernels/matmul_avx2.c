@@ -454,5 +454,6 @@ void rf_kernels_avx2(rf_kernels *kernels)
     kernels->pack[RF_ACT_INT8] = rf_pack_int8_avx2;
     rf_vector_avx2(kernels);
     kernels->attend = rf_attend_avx2;
+    kernels->attend_join = rf_attend_join_avx2;
     kernels->attend_entry = attend;
 }

@@ -105,6 +105,7 @@ void rf_kernels_scalar(rf_kernels *kernels)
 {
     static const rf_kernel_entry matmul = {RF_CPU_SCALAR, "matmul_scalar.c"};
     static const rf_kernel_entry vector = {RF_CPU_SCALAR, "vector_scalar.c"};
+    static const rf_kernel_entry attend = {RF_CPU_SCALAR, "attend_scalar.c"};
     static const rf_format floats[] = {RF_F32, RF_F16, RF_BF16};
     memset(kernels, 0, sizeof *kernels);
     kernels->cpu = RF_CPU_SCALAR;
@@ -133,8 +134,9 @@ void rf_kernels_scalar(rf_kernels *kernels)
     kernels->kv_encode[RF_BF16] = rf_kv_encode_bf16_scalar;
     kernels->kv_decode[RF_BF16] = rf_kv_decode_bf16_scalar;
     kernels->attend = rf_attend_scalar;
+    kernels->attend_join = rf_attend_join_scalar;
     kernels->vector_entry = vector;
-    kernels->attend_entry = vector;
+    kernels->attend_entry = attend;
 }
 
 bool rf_kernels_of(rf_kernels *kernels, uint32_t single_set)

@@ -1,5 +1,5 @@
 /* kernels/vector_scalar.c: the definition of everything in a step that is no matmul: norm,
- * rotation, activation function, exp, argmax, KV rows and attention.
+ * rotation, activation function, exp, argmax and KV rows.
  */
 #include "kernels/vector_scalar.h"
 #include "kernels/quant.h"
@@ -95,49 +95,5 @@ void rf_kv_decode_bf16_scalar(const void *row, float *values, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
         values[i] = rf_bf16_to_f32(rf_load_u16((const uint8_t *)row + 2 * (size_t)i));
-    }
-}
-
-static float dot(const float *a, const float *b, uint32_t n)
-{
-    float lanes[RF_FLOAT_LANES] = {0};
-    for (uint32_t i = 0; i < n; i++) {
-        float *lane = &lanes[i % RF_FLOAT_LANES];
-        *lane = __builtin_fmaf(a[i], b[i], *lane);
-    }
-    return rf_sum_lanes_16(lanes);
-}
-
-void rf_attend_scalar(const rf_attend *job)
-{
-    for (uint32_t i = 0; i < job->query_count; i++) {
-        const rf_attend_range seen = job->visible[i];
-        if (seen.first >= seen.last) {
-            continue;
-        }
-        const float *q = job->q + i * job->q_stride;
-        float *state = job->state + 2 * (size_t)i;
-        float *out = job->out + i * job->out_stride;
-        float max = state[0];
-        for (uint32_t j = seen.first; j < seen.last; j++) {
-            job->scores[j] = dot(q, job->k + (size_t)j * job->k_width, job->k_width) * job->scale;
-            max = job->scores[j] > max ? job->scores[j] : max;
-        }
-        max += 0.0f; /* -0 becomes +0: which zero was met first must not matter */
-        float lanes[RF_FLOAT_LANES] = {0};
-        for (uint32_t j = seen.first; j < seen.last; j++) {
-            job->scores[j] = rf_exp_one(job->scores[j] - max);
-            lanes[j % RF_FLOAT_LANES] += job->scores[j];
-        }
-        const float keep = rf_exp_one(state[0] - max);
-        state[1] = state[1] * keep + rf_sum_lanes_16(lanes);
-        state[0] = max;
-        for (uint32_t d = 0; d < job->v_width; d++) {
-            float sum = out[d] * keep;
-            for (uint32_t j = seen.first; j < seen.last; j++) {
-                sum = __builtin_fmaf(job->scores[j], job->v[(size_t)j * job->v_width + d], sum);
-            }
-            out[d] = sum;
-        }
     }
 }

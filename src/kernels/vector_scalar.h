@@ -17,5 +17,7 @@ void rf_kv_decode_f16_scalar(const void *row, float *values, uint32_t n);
 void rf_kv_encode_bf16_scalar(const float *values, void *row, uint32_t n);
 void rf_kv_decode_bf16_scalar(const void *row, float *values, uint32_t n);
 void rf_attend_scalar(const rf_attend *job);
+void rf_attend_join_scalar(float *state, float *out, const float *part_state, const float *part_out,
+                           uint32_t width);
 
 #endif

@@ -51,15 +51,31 @@ typedef struct rf_kv_attend {
     uint64_t q_stride;
     float *out; /* filled; token t, head h at out + t * out_stride + h * v_width */
     uint64_t out_stride;
-    float scale; /* of the scores */
+    float scale;  /* of the scores */
+    float *parts; /* rf_kv_attend_parts_bytes, 64-aligned: the context is shared out; or NULL */
 } rf_kv_attend;
 
-/* Units may run in any order and on any worker, with the same bits. */
+/* A context is attended to in parts of this many positions, each from nothing, whose results are
+ * joined in ascending order. Those of a job with few tokens can be units: 512 keep joining below
+ * 2 % of the work (derived: joining is 3 operations for each sum, a position 4). */
+#define RF_KV_PART         512u
+#define RF_KV_SPLIT_TOKENS 8u /* of a job; with more of them, tiles are units enough */
+
+/* Bytes that the parts of this job need to be units, with `parts` not looked at; 0: it is not to be
+ * shared out. And the most that each token of any job needs that sees up to so many positions. */
+uint64_t rf_kv_attend_parts_bytes(const rf_kv *kv, const rf_kv_attend *job);
+uint64_t rf_kv_parts_bytes(uint64_t positions, uint32_t v_width, uint32_t group, uint32_t kv_heads);
+
+/* Units may run in any order and on any worker. With parts they leave their results there, and when
+ * all have run, units [0, token_count * heads) of join must run, likewise. The bits are the same
+ * with parts and without. */
 uint32_t rf_kv_attend_units(const rf_kv *kv, const rf_kv_attend *job);
 void rf_kv_attend_run(const rf_kv *kv, const rf_kv_attend *job, uint32_t first_unit,
                       uint32_t last_unit, void *scratch);
+void rf_kv_attend_join(const rf_kv *kv, const rf_kv_attend *job, uint32_t first_unit,
+                       uint32_t last_unit, void *scratch);
 
-/* Bytes of rows that the job widens or expands for its kernels: what its adapter event says. */
+/* Bytes of rows that the job expands for its kernels: what its adapter event says. */
 uint64_t rf_kv_attend_widened_bytes(const rf_kv *kv, const rf_kv_attend *job);
 
 /* ---- save and restore --------------------------------------------------------------------- */

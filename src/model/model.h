@@ -137,6 +137,7 @@ typedef enum rf_buffer { /* regions "forward.<name>" */
                          RF_B_HEAD_IN, /* [logit row][width] */
                          RF_B_LOGITS,  /* [logit row][vocab] */
                          RF_B_PACKED,  /* the input of a matmul, packed */
+                         RF_B_PARTS,   /* results of parts of the context, of tokens that share */
                          RF_B_SCRATCH, /* [worker] */
                          RF_B_COUNT
 } rf_buffer;
@@ -234,6 +235,7 @@ typedef struct rf_step_run { /* consecutive positions of one slot */
     uint32_t first_row;
     uint32_t count;
     uint32_t first_unit; /* of attention, within the step */
+    float *parts;        /* of a context that is shared out, or NULL */
 } rf_step_run;
 
 typedef struct rf_step_input { /* lies in RF_B_ITEMS */
@@ -264,6 +266,7 @@ typedef struct rf_network { /* everything that a step needs; borrowed, fixed at 
     atomic_bool *cancel;
     rf_step_shape shape;
     uint64_t scratch_stride;
+    uint64_t parts_bytes; /* of RF_B_PARTS, which is NULL where there is nobody to share with */
     void *buffers[RF_B_COUNT];
     uint32_t packed_row; /* plan rows of RF_B_PACKED and RF_B_SCRATCH, for adapter events */
     uint32_t scratch_row;

@@ -131,6 +131,7 @@ static const char *const buffer_names[RF_B_COUNT] = {
     [RF_B_HEAD_IN] = "head_in",
     [RF_B_LOGITS] = "logits",
     [RF_B_PACKED] = "packed",
+    [RF_B_PARTS] = "parts",
     [RF_B_SCRATCH] = "scratch",
 };
 
@@ -141,12 +142,12 @@ void rf_buffer_id(rf_buffer buffer, char id[RF_ID_BYTES])
 
 typedef struct widest { /* over all layers */
     uint64_t q, k, v, attn_out, ffn;
-    uint64_t scratch_bytes, packed_bytes;
+    uint64_t scratch_bytes, packed_bytes, parts_bytes;
 } widest;
 
-static widest widest_of(const rf_config *config, const rf_weight *table,
-                        const rf_act acts[RF_PHASES])
+static widest widest_of(const rf_config *config, const rf_weight *table, const rf_step_shape *shape)
 {
+    const rf_act *acts = shape->act;
     widest w = {0};
     for (uint32_t i = 0; i < config->layer_count; i++) {
         const rf_layer_config *layer = &config->layers[i];
@@ -158,6 +159,10 @@ static widest widest_of(const rf_config *config, const rf_weight *table,
         uint64_t rows =
             rf_kv_scratch_bytes(layer->k_width, layer->v_width, layer->heads / layer->kv_heads);
         w.scratch_bytes = RF_MAX(w.scratch_bytes, rows);
+        uint64_t seen = layer->window ? RF_MIN(layer->window, shape->capacity) : shape->capacity;
+        uint64_t parts = rf_kv_parts_bytes(seen, layer->v_width, layer->heads / layer->kv_heads,
+                                           layer->kv_heads);
+        w.parts_bytes = RF_MAX(w.parts_bytes, parts);
     }
     for (uint32_t i = RF_W_OUTPUT; i < rf_weight_table_count(config); i++) {
         const rf_weight *weight = &table[i];
@@ -185,7 +190,7 @@ static uint64_t items_bytes(const rf_step_shape *shape)
 rf_buffer_extent rf_buffer_extent_of(const rf_config *config, const rf_weight *table,
                                      const rf_step_shape *shape, rf_buffer buffer)
 {
-    widest w = widest_of(config, table, shape->act);
+    widest w = widest_of(config, table, shape);
     uint64_t tokens = shape->chunk;
     switch (buffer) {
     case RF_B_ITEMS:
@@ -218,6 +223,9 @@ rf_buffer_extent rf_buffer_extent_of(const rf_config *config, const rf_weight *t
         return (rf_buffer_extent){"f32", shape->logit_rows, config->vocab_count * sizeof(float)};
     case RF_B_PACKED:
         return (rf_buffer_extent){"bytes", RF_MAX(tokens, shape->logit_rows), w.packed_bytes};
+    case RF_B_PARTS: /* one worker has nobody to share with */
+        return (rf_buffer_extent){
+            "f32", shape->workers > 1 ? RF_MIN(tokens, RF_KV_SPLIT_TOKENS) : 0, w.parts_bytes};
     case RF_B_SCRATCH:
         return (rf_buffer_extent){"bytes", shape->workers, w.scratch_bytes};
     case RF_B_NONE:
@@ -252,6 +260,8 @@ static void note_op(const rf_op *op, int32_t number, lifetime lives[RF_B_COUNT])
         op->kind == RF_OP_MATMUL || op->kind == RF_OP_MATMUL_ADD || op->kind == RF_OP_HEAD;
     if (is_matmul)
         extend(&lives[RF_B_PACKED], number);
+    if (op->kind == RF_OP_ATTEND)
+        extend(&lives[RF_B_PARTS], number);
     if (is_matmul || op->kind == RF_OP_ATTEND || op->kind == RF_OP_APPEND)
         extend(&lives[RF_B_SCRATCH], number);
 }

@@ -343,14 +343,19 @@ static rf_kv_attend attend_job(const rf_network *network, const rf_step_run *run
                           .out = (float *)network->buffers[RF_B_ATTN_OUT] +
                                  run->first_row * out_stride,
                           .out_stride = out_stride,
-                          .scale = scale};
+                          .scale = scale,
+                          .parts = run->parts};
+}
+
+static void *scratch_of(const rf_network *network, uint32_t worker)
+{
+    return (uint8_t *)network->buffers[RF_B_SCRATCH] + worker * network->scratch_stride;
 }
 
 static void attend_units(void *context, uint32_t first, uint32_t last, uint32_t worker)
 {
     const row_job *job = context;
-    uint8_t *scratch =
-        (uint8_t *)job->network->buffers[RF_B_SCRATCH] + worker * job->network->scratch_stride;
+    void *scratch = scratch_of(job->network, worker);
     for (uint32_t r = 0; r < job->input->run_count; r++) {
         const rf_step_run *run = &job->input->runs[r];
         rf_kv_attend attend = attend_job(job->network, run, job->layer);
@@ -364,10 +369,41 @@ static void attend_units(void *context, uint32_t first, uint32_t last, uint32_t 
     }
 }
 
+typedef struct join_job {
+    rf_network *network;
+    rf_kv_attend attend;
+} join_job;
+
+static void join_units(void *context, uint32_t first, uint32_t last, uint32_t worker)
+{
+    const join_job *job = context;
+    rf_kv_attend_join(job->network->kv, &job->attend, first, last,
+                      scratch_of(job->network, worker));
+}
+
+/* Gives each run whose context is shared out its place for the parts, as long as there is room. */
+static void place_parts(rf_network *network, rf_step_input *input, uint32_t layer_index)
+{
+    uint8_t *place = network->buffers[RF_B_PARTS];
+    uint64_t left = place ? network->parts_bytes : 0;
+    for (uint32_t r = 0; r < input->run_count; r++) {
+        rf_step_run *run = &input->runs[r];
+        run->parts = NULL;
+        rf_kv_attend attend = attend_job(network, run, layer_index);
+        uint64_t bytes = rf_kv_attend_parts_bytes(network->kv, &attend);
+        if (bytes == 0 || bytes > left)
+            continue;
+        run->parts = (float *)(void *)place;
+        place += bytes;
+        left -= bytes;
+    }
+}
+
 static void attend_op(rf_network *network, rf_step_input *input, uint32_t layer_index)
 {
-    uint32_t units = 0;
+    uint32_t units = 0, workers = rf_team_size(network->team);
     uint64_t macs = 0;
+    place_parts(network, input, layer_index);
     for (uint32_t r = 0; r < input->run_count; r++) {
         rf_step_run *run = &input->runs[r];
         rf_kv_attend attend = attend_job(network, run, layer_index);
@@ -376,9 +412,19 @@ static void attend_op(rf_network *network, rf_step_input *input, uint32_t layer_
         macs += (run->first_position + run->count) * run->count * attend.q_stride * 2;
     }
     row_job job = {.network = network, .input = input, .layer = layer_index};
-    rf_team_run(network->team, units, macs < INLINE_MACS ? units : 1, attend_units, &job);
+    uint32_t grain = macs < INLINE_MACS ? units : RF_MAX(1u, units / (workers * 8u));
+    rf_team_run(network->team, units, grain, attend_units, &job);
     for (uint32_t r = 0; r < input->run_count; r++) {
-        rf_kv_attend attend = attend_job(network, &input->runs[r], layer_index);
+        const rf_step_run *run = &input->runs[r];
+        rf_kv_attend attend = attend_job(network, run, layer_index);
+        if (run->parts) {
+            join_job join = {network, attend};
+            /* a head of a token: an exponential for each part, and so many sums */
+            uint64_t cost = (run->first_position / RF_KV_PART + 2) * (attend.out_stride * 2);
+            uint32_t joins = run->count * attend.heads;
+            grain = cost * run->count < INLINE_MACS ? joins : RF_MAX(1u, joins / (workers * 4u));
+            rf_team_run(network->team, joins, grain, join_units, &join);
+        }
         uint64_t widened = rf_kv_attend_widened_bytes(network->kv, &attend);
         if (widened)
             rf_trace_emit(network->trace, RF_EVENT_ADAPTER, network->scratch_row, 0, widened, 0);

@@ -164,6 +164,8 @@ static rf_status take_buffers(rf_model *model, rf_error *err)
             network->scratch_row = row;
             network->scratch_stride = extent.unit_bytes;
         }
+        if (b == RF_B_PARTS)
+            network->parts_bytes = extent.count * extent.unit_bytes;
     }
     rf_step_input_init(&model->input, network->buffers[RF_B_ITEMS], &plan->shape);
     return rf_scope_seal(&model->forward_scope, err);

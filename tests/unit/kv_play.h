@@ -286,6 +286,13 @@ static inline void attend_rows(const rf_kv *kv, const shape *s, const text *t, u
                         .out = out,
                         .out_stride = row_floats(s),
                         .scale = 1.0f / sqrtf((float)s->k_width)};
+    /* Backwards and in two parts also share out the context, where there is enough of it. */
+    uint64_t parts_bytes = order == FORWARDS ? 0 : rf_kv_attend_parts_bytes(kv, &job);
+    if (parts_bytes > 0) {
+        job.parts = aligned_alloc(RF_CACHE_LINE, parts_bytes);
+        assert_non_null(job.parts);
+        memset(job.parts, 0xFF, parts_bytes);
+    }
     uint32_t units = rf_kv_attend_units(kv, &job);
     if (order == FORWARDS)
         rf_kv_attend_run(kv, &job, 0, units, scratch);
@@ -297,6 +304,10 @@ static inline void attend_rows(const rf_kv *kv, const shape *s, const text *t, u
         rf_kv_attend_run(kv, &job, units / 3, units, scratch);
         rf_kv_attend_run(kv, &job, 0, units / 3, scratch);
     }
+    memset(scratch, 0xFF, bytes);
+    for (uint32_t join = job.heads * count; job.parts && join-- > 0;)
+        rf_kv_attend_join(kv, &job, join, join + 1, scratch);
+    free(job.parts);
     free(scratch);
 }
 

@@ -163,8 +163,36 @@ static void every_set_encodes_and_decodes_kv_rows_alike(void **state)
 typedef struct attention { /* queries over several blocks */
     uint32_t queries, count, k_width, v_width;
     float *q, *k, *v, *state, *out;
+    rf_attend_form k_form, v_form; /* floats; halves are made of the rows as they are */
+    uint8_t *halves[2];
     rf_attend_range *visible; /* of the whole context */
 } attention;
+
+/* Rows in 16 bits, and the floats become what these say. */
+static void make_halves(attention *a, int side, rf_attend_form form, float *rows, uint32_t width)
+{
+    rf_kernels scalar;
+    const uint32_t n = a->count * width;
+    const rf_format format = form == RF_ATTEND_F16 ? RF_F16 : RF_BF16;
+    a->halves[side] = malloc(2 * (size_t)n);
+    if (form == RF_ATTEND_F32) {
+        return;
+    }
+    rf_kernels_scalar(&scalar);
+    scalar.kv_encode[format](rows, a->halves[side], n);
+    scalar.kv_decode[format](a->halves[side], rows, n);
+}
+
+static rf_attend_rows rows_from(const attention *a, int side, uint32_t at)
+{
+    const rf_attend_form form = side ? a->v_form : a->k_form;
+    const uint32_t width = side ? a->v_width : a->k_width;
+    const uint64_t unit = form == RF_ATTEND_F32 ? 4 : 2;
+    const uint8_t *whole =
+        form == RF_ATTEND_F32 ? (const void *)(side ? a->v : a->k) : (const void *)a->halves[side];
+    return (rf_attend_rows){
+        .rows = whole + at * width * unit, .stride = width * unit, .width = width, .form = form};
+}
 
 static attention make_attention(uint32_t queries, uint32_t count, uint32_t k_width,
                                 uint32_t v_width, uint64_t seed)
@@ -179,6 +207,10 @@ static attention make_attention(uint32_t queries, uint32_t count, uint32_t k_wid
     fill_uniform(a.q, queries * k_width, seed, -2, 2);
     fill_uniform(a.k, count * k_width, seed + 1, -2, 2);
     fill_uniform(a.v, count * v_width, seed + 2, -2, 2);
+    a.k_form = (rf_attend_form)(seed % 3);
+    a.v_form = (rf_attend_form)(seed / 3 % 3);
+    make_halves(&a, 0, a.k_form, a.k, k_width);
+    make_halves(&a, 1, a.v_form, a.v, v_width);
     for (uint32_t i = 0; i < queries; i++) {
         const uint32_t last = seed % 3 ? count : (uint32_t)(next_random(&seed) % (count + 1));
         a.visible[i].last = last;
@@ -190,13 +222,16 @@ static attention make_attention(uint32_t queries, uint32_t count, uint32_t k_wid
 static void free_attention(attention *a)
 {
     free(a->q), free(a->k), free(a->v), free(a->state), free(a->out), free(a->visible);
+    free(a->halves[0]), free(a->halves[1]);
 }
 
 /* All blocks for the queries [first, last), in one call a block. */
 static void attend(const rf_kernels *kernels, attention *a, uint32_t first, uint32_t last)
 {
-    float scores[RF_ATTEND_BLOCK];
+    const uint64_t bytes = rf_attend_scratch_bytes(a->k_width, a->v_width);
+    void *scratch = aligned_alloc(64, (bytes + 63) / 64 * 64);
     rf_attend_range *visible = malloc(sizeof *visible * a->queries);
+    memset(scratch, 0xFF, bytes);
     for (uint32_t i = first; i < last; i++) {
         a->state[2 * i] = -INFINITY;
         a->state[2 * i + 1] = 0;
@@ -213,19 +248,17 @@ static void attend(const rf_kernels *kernels, attention *a, uint32_t first, uint
                                .q_stride = a->k_width,
                                .query_count = last - first,
                                .visible = visible + first,
-                               .k = a->k + (size_t)at * a->k_width,
-                               .v = a->v + (size_t)at * a->v_width,
-                               .count = count,
-                               .k_width = a->k_width,
-                               .v_width = a->v_width,
+                               .k = rows_from(a, 0, at),
+                               .v = rows_from(a, 1, at),
                                .scale = 0.125f,
                                .state = a->state + 2 * first,
                                .out = a->out + (size_t)first * a->v_width,
                                .out_stride = a->v_width,
-                               .scores = scores};
+                               .scratch = scratch};
         kernels->attend(&job);
     }
     free(visible);
+    free(scratch);
 }
 
 static const uint32_t attention_shapes[][4] = {/* queries, positions, k width, v width */
@@ -261,6 +294,46 @@ static void check_attention(const rf_kernels *kernels)
             free_attention(&a);
         }
     }
+}
+
+static void check_joining(const rf_kernels *kernels)
+{
+    rf_kernels scalar;
+    rf_kernels_scalar(&scalar);
+    for (uint32_t width = 8; width <= 128; width += 24) {
+        for (uint64_t seed = 0; seed < 40; seed++) {
+            float state[2][2] = {{0}}, out[2][128], part_state[2], part[128];
+            fill_uniform(out[0], width, seed, -3, 3);
+            fill_uniform(part, width, seed + 1, -3, 3);
+            fill_uniform(part_state, 2, seed + 2, -20, 20);
+            fill_uniform(state[0], 2, seed + 3, -20, 20);
+            if (seed % 4 == 0) { /* nothing before */
+                state[0][0] = -INFINITY;
+                state[0][1] = 0;
+                memset(out[0], 0, sizeof out[0]);
+            }
+            if (seed % 5 == 0) { /* nothing to join */
+                part_state[0] = -INFINITY;
+                part_state[1] = 0;
+            }
+            memcpy(state[1], state[0], sizeof state[0]);
+            memcpy(out[1], out[0], sizeof out[0]);
+            scalar.attend_join(state[0], out[0], part_state, part, width);
+            kernels->attend_join(state[1], out[1], part_state, part, width);
+            assert_same_bits(state[1], state[0], 2, "joined state");
+            assert_same_bits(out[1], out[0], width, "joined sums");
+            if (seed % 4 == 0 && seed % 5 != 0) { /* a first part is taken over as it is */
+                assert_same_bits(state[1], part_state, 2, "the first part's state");
+                assert_same_bits(out[1], part, width, "the first part's sums");
+            }
+        }
+    }
+}
+
+static void every_set_joins_parts_with_the_scalar_bits(void **state)
+{
+    (void)state;
+    for_each_set(check_joining);
 }
 
 static void every_set_attends_with_the_scalar_bits_in_any_company(void **state)
@@ -369,6 +442,7 @@ int main(void)
         cmocka_unit_test(argmax_takes_the_first_of_equals_and_never_nan),
         cmocka_unit_test(every_set_encodes_and_decodes_kv_rows_alike),
         cmocka_unit_test(every_set_attends_with_the_scalar_bits_in_any_company),
+        cmocka_unit_test(every_set_joins_parts_with_the_scalar_bits),
         cmocka_unit_test(attention_is_a_softmax_over_what_is_visible),
         cmocka_unit_test(sine_and_cosine_are_within_a_unit_of_float),
         cmocka_unit_test(exp_and_log_in_double_are_within_1e_14),

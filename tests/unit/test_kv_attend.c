@@ -76,9 +76,16 @@ typedef struct playing {
     uint32_t cpu_mask;
 } playing;
 
-static void attend(const rf_kv *kv, const rf_kv_attend *job, unit_order order, void *scratch,
+static void attend(const rf_kv *kv, rf_kv_attend *job, unit_order order, void *scratch,
                    uint64_t scratch_bytes)
 {
+    /* All at once walks through the context, the others share it out where there is enough. */
+    uint64_t parts_bytes = order == ALL_AT_ONCE ? 0 : rf_kv_attend_parts_bytes(kv, job);
+    if (parts_bytes > 0) {
+        job->parts = aligned_alloc(RF_CACHE_LINE, parts_bytes);
+        assert_non_null(job->parts);
+        memset(job->parts, 0xFF, parts_bytes);
+    }
     uint32_t units = rf_kv_attend_units(kv, job);
     /* Scratch may hold anything; NaN would spread from every element that is used unwritten. */
     memset(scratch, 0xFF, scratch_bytes);
@@ -92,6 +99,10 @@ static void attend(const rf_kv *kv, const rf_kv_attend *job, unit_order order, v
         rf_kv_attend_run(kv, job, units / 3, units, scratch);
         rf_kv_attend_run(kv, job, 0, units / 3, scratch);
     }
+    memset(scratch, 0xFF, scratch_bytes);
+    for (uint32_t join = job->heads * job->token_count; job->parts && join-- > 0;)
+        rf_kv_attend_join(kv, job, join, join + 1, scratch);
+    free(job->parts);
 }
 
 /* Fills out[out_count]. */
@@ -167,7 +178,7 @@ static double kept(const attention *c, float value)
 
 static void reference_row(const attention *c, uint32_t position, uint32_t head, double *out)
 {
-    static double scores[512];
+    static double scores[2048];
     uint32_t kv_head = head / c->group;
     uint32_t first = c->window && position + 1 > c->window ? position + 1 - c->window : 0;
     const float *q = c->q + ((uint64_t)position * c->kv_heads * c->group + head) * c->k_width;
@@ -355,9 +366,75 @@ static void a_group_wider_than_a_tile_is_served(void **state)
     free_case(&c);
 }
 
+/* A context of several parts: one tile that walks through them, or units of their own. */
+static void a_context_that_is_shared_out_gives_the_same_bits(void **state)
+{
+    (void)state;
+    static const uint32_t ones[] = {1510, 1, 1, 3, 8, 4, 2, 10, 1}, whole[] = {1540};
+    static const uint32_t windows[] = {0, 600, 1100, 513};
+    for (uint32_t n = 0; n < 8; n++) {
+        attention c = {.kv_heads = 1 + n % 3,
+                       .group = groups[n % 4],
+                       .k_width = 16,
+                       .v_width = 24,
+                       .window = windows[n % 4],
+                       .positions = 1540,
+                       .format = formats[n / 4]};
+        fill_case(&c, n);
+        float *expected = malloc(out_count(&c) * sizeof *expected);
+        assert_non_null(expected);
+        playing p = {1540, 1540, whole, 1, ALL_AT_ONCE, RF_CPU_ALL};
+        play(&c, &p, expected);
+        if (n == 1)
+            assert_near_reference(&c, expected);
+        p.chunks = ones;
+        p.chunk_count = RF_ARRAY_COUNT(ones);
+        for (int order = ALL_AT_ONCE; order <= IN_TWO_PARTS; order++) {
+            p.order = (unit_order)order;
+            assert_same_bits(&c, &p, expected, "shared out");
+        }
+        free(expected);
+        free_case(&c);
+    }
+}
+
+/* What the plan holds for a token is what the store may ask for. */
+static void parts_are_as_large_as_planned(void **state)
+{
+    (void)state;
+    static const uint32_t windows[] = {0, 1, 511, 512, 513, 700, 5000};
+    for (uint32_t w = 0; w < RF_ARRAY_COUNT(windows); w++) {
+        rf_kv_layer layer = {3, 16, 40, windows[w], "f16", "r4", 0};
+        rf_kv_config config;
+        rf_error err = {0};
+        rf_kv *kv = NULL;
+        rf_kv_config_init(&config);
+        config.layers = &layer;
+        config.layer_count = 1;
+        config.capacity = 5000;
+        config.chunk = 8;
+        assert_int_equal(rf_kv_open(NULL, &config, &kv, &err), RF_OK);
+        uint64_t seen = windows[w] ? windows[w] : 5000, largest = 0;
+        uint64_t planned = rf_kv_parts_bytes(seen, 40, 7, 3);
+        for (uint32_t at = 0; at < 4990; at++) {
+            for (uint32_t count = 1; count <= RF_KV_SPLIT_TOKENS + 1; count++) {
+                rf_kv_attend job = {.heads = 21, .first_position = at, .token_count = count};
+                uint64_t bytes = rf_kv_attend_parts_bytes(kv, &job);
+                assert_true(bytes <= count * planned);
+                assert_true(bytes == 0 || count <= RF_KV_SPLIT_TOKENS);
+                largest = RF_MAX(largest, bytes);
+            }
+        }
+        assert_true(largest > 0);
+        rf_kv_close(kv);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_context_that_is_shared_out_gives_the_same_bits),
+        cmocka_unit_test(parts_are_as_large_as_planned),
         cmocka_unit_test(attention_is_what_softmax_says),
         cmocka_unit_test(any_chunks_and_any_order_of_units_give_the_same_bits),
         cmocka_unit_test(every_chunk_length_from_1_to_70_gives_the_same_bits),

@@ -3,8 +3,22 @@
 
 /* ---- attention ----------------------------------------------------------------------------- */
 
+/* Attention by the kernels of one set, in scratch that may hold anything. */
+static void attend_by(const rf_kv_kernels *set, const rf_attend *job)
+{
+    rf_kernels kernels;
+    rf_kernels_pick(&kernels, set->entry.cpu);
+    const uint64_t bytes = rf_attend_scratch_bytes(job->k.width, job->v.width);
+    rf_attend held = *job;
+    held.scratch = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    assert_non_null(held.scratch);
+    memset(held.scratch, 0xFF, bytes);
+    kernels.attend(&held);
+    free(held.scratch);
+}
+
 typedef struct attention {
-    rf_attend_codes job;
+    rf_attend job;
     rf_kv_shape k, v;
     float *out_start;
 } attention;
@@ -17,7 +31,9 @@ static attention attention_of(rf_kv_code kc, rf_kv_code vc, uint32_t kw, uint32_
     int16_t *q = malloc(2 * (size_t)kw * queries);
     float *q_scale = malloc(4 * queries), *bias = malloc(4 * queries);
     rf_attend_range *visible = malloc(sizeof *visible * queries);
-    int8_t *k = malloc((size_t)kw * count), *v = malloc((size_t)vw * count);
+    /* Rows side by side, or with something between them, as r8 rows have their scales. */
+    const size_t k_stride = kw + seed % 3, v_stride = vw + seed % 2;
+    int8_t *k = malloc(k_stride * count), *v = malloc(v_stride * count);
     float *ks = malloc(4 * (size_t)t.k.span_count * count);
     float *vs = malloc(4 * (size_t)t.v.span_count * count);
     uint8_t *row = malloc(RF_MAX(t.k.row_bytes, t.v.row_bytes));
@@ -36,31 +52,24 @@ static attention attention_of(rf_kv_code kc, rf_kv_code vc, uint32_t kw, uint32_
     for (uint32_t j = 0; j < count; j++) {
         fill_gauss(x, kw, seed + j * 104729, 1);
         scalar.encode(&t.k, x, NULL, 3, row);
-        scalar.expand(&t.k, row, 1, 3, k + (size_t)j * kw, ks + (size_t)j * t.k.span_count);
+        scalar.expand(&t.k, row, 1, 3, k + j * k_stride, ks + (size_t)j * t.k.span_count);
         fill_gauss(x, vw, seed + j * 1299709, 1);
         scalar.encode(&t.v, x, NULL, 3, row);
-        scalar.expand(&t.v, row, 1, 3, v + (size_t)j * vw, vs + (size_t)j * t.v.span_count);
+        scalar.expand(&t.v, row, 1, 3, v + j * v_stride, vs + (size_t)j * t.v.span_count);
     }
     free(row);
-    t.job = (rf_attend_codes){.q = q,
-                              .q_scale = q_scale,
-                              .bias = bias,
-                              .query_count = queries,
-                              .visible = visible,
-                              .k = k,
-                              .k_scale = ks,
-                              .k_width = kw,
-                              .k_spans = t.k.span_count,
-                              .v = v,
-                              .v_scale = vs,
-                              .v_width = vw,
-                              .v_spans = t.v.span_count,
-                              .count = count,
-                              .scale = 1 / sqrtf((float)kw),
-                              .state = malloc(8 * queries),
-                              .out = malloc(4 * ((size_t)(queries - 1) * (vw + 3) + vw)),
-                              .out_stride = vw + 3,
-                              .scores = malloc(4 * RF_ATTEND_BLOCK)};
+    t.job = (rf_attend){.q_codes = q,
+                        .q_scale = q_scale,
+                        .bias = bias,
+                        .q_stride = kw,
+                        .query_count = queries,
+                        .visible = visible,
+                        .k = {k, k_stride, ks, t.k.span_count, kw, RF_ATTEND_INT8},
+                        .v = {v, v_stride, vs, t.v.span_count, vw, RF_ATTEND_INT8},
+                        .scale = 1 / sqrtf((float)kw),
+                        .state = malloc(8 * queries),
+                        .out = malloc(4 * ((size_t)(queries - 1) * (vw + 3) + vw)),
+                        .out_stride = vw + 3};
     return t;
 }
 
@@ -69,23 +78,22 @@ static void attention_start(attention *t)
     for (uint32_t i = 0; i < t->job.query_count; i++) {
         t->job.state[2 * i] = -INFINITY;
         t->job.state[2 * i + 1] = 0;
-        memset(t->job.out + i * t->job.out_stride, 0, 4 * (size_t)t->job.v_width);
+        memset(t->job.out + i * t->job.out_stride, 0, 4 * (size_t)t->job.v.width);
     }
 }
 
 static void attention_free(attention *t)
 {
-    free((void *)(uintptr_t)t->job.q);
+    free((void *)(uintptr_t)t->job.q_codes);
     free((void *)(uintptr_t)t->job.q_scale);
     free((void *)(uintptr_t)t->job.bias);
     free((void *)(uintptr_t)t->job.visible);
-    free((void *)(uintptr_t)t->job.k);
-    free((void *)(uintptr_t)t->job.k_scale);
-    free((void *)(uintptr_t)t->job.v);
-    free((void *)(uintptr_t)t->job.v_scale);
+    free((void *)(uintptr_t)t->job.k.rows);
+    free((void *)(uintptr_t)t->job.k.scale);
+    free((void *)(uintptr_t)t->job.v.rows);
+    free((void *)(uintptr_t)t->job.v.scale);
     free(t->job.state);
     free(t->job.out);
-    free(t->job.scores);
 }
 
 static const struct pair {
@@ -108,27 +116,28 @@ static void attention_is_that_of_a_double_reference(void **state)
     for (size_t p = 0; p < RF_ARRAY_COUNT(pairs); p++) {
         for (int set = 0; set < sets_here; set++) {
             attention t = attention_of(pairs[p].k, pairs[p].v, pairs[p].kw, pairs[p].vw, 37, 5, p);
-            const rf_attend_codes *j = &t.job;
+            const rf_attend *j = &t.job;
+            const int8_t *k = j->k.rows, *v = j->v.rows;
             attention_start(&t);
-            tables[set].attend(j);
-            tables[set].attend(j); /* a second block: the running maximum and sums go on */
+            attend_by(&tables[set], j);
+            attend_by(&tables[set], j); /* a second block: the running maximum and sums go on */
             for (uint32_t i = 0; i < j->query_count; i++) {
                 double out[WIDTH_MAX] = {0}, sum = 0;
                 for (uint32_t at = j->visible[i].first; at < j->visible[i].last; at++) {
                     double dot = 0;
-                    for (uint32_t d = 0; d < j->k_width; d++) {
-                        dot += (double)j->q[i * j->k_width + d] * j->k[at * j->k_width + d] *
-                               (double)j->k_scale[at * j->k_spans + d / t.k.span];
+                    for (uint32_t d = 0; d < j->k.width; d++) {
+                        dot += (double)j->q_codes[i * j->q_stride + d] * k[at * j->k.stride + d] *
+                               (double)j->k.scale[at * j->k.spans + d / t.k.span];
                     }
                     const double w =
                         exp(dot * (double)j->q_scale[i] * (double)j->scale + (double)j->bias[i]);
                     sum += w;
-                    for (uint32_t d = 0; d < j->v_width; d++) {
-                        out[d] += w * j->v[at * j->v_width + d] *
-                                  (double)j->v_scale[at * j->v_spans + d / t.v.span];
+                    for (uint32_t d = 0; d < j->v.width; d++) {
+                        out[d] += w * v[at * j->v.stride + d] *
+                                  (double)j->v.scale[at * j->v.spans + d / t.v.span];
                     }
                 }
-                for (uint32_t d = 0; d < j->v_width; d++) {
+                for (uint32_t d = 0; d < j->v.width; d++) {
                     const double got = (double)j->out[i * j->out_stride + d];
                     if (sum == 0) {
                         assert_true(got == 0 && j->state[2 * i + 1] == 0);
@@ -160,8 +169,8 @@ static void attention_has_the_same_bits_in_every_set(void **state)
                 attention_start(&a);
                 attention_start(&b);
                 for (int twice = 0; twice < 2; twice++) {
-                    scalar.attend(&a.job);
-                    tables[set].attend(&b.job);
+                    attend_by(&scalar, &a.job);
+                    attend_by(&tables[set], &b.job);
                 }
                 assert_memory_equal(a.job.state, b.job.state, 8 * queries);
                 for (uint32_t i = 0; i < queries; i++) {
@@ -189,27 +198,26 @@ static void attention_of_a_query_is_its_own(void **state)
         for (uint32_t i = 0; i < 9; i++) {
             visible[i] = (rf_attend_range){3, 41 + (i > 4)};
         }
-        rf_attend_codes job = t.job;
+        rf_attend job = t.job;
         job.visible = visible;
         attention_start(&t);
-        tables[set].attend(&job);
+        attend_by(&tables[set], &job);
         for (uint32_t i = 0; i < 9; i++) {
             memcpy(together[i], job.out + i * job.out_stride, 80 * 4);
             memcpy(together[i] + 80, job.state + 2 * i, 8);
         }
         attention_start(&t);
         for (uint32_t i = 0; i < 9; i++) { /* alone, and only with the rows it sees */
-            rf_attend_codes one = job;
+            rf_attend one = job;
             const rf_attend_range range = {3, visible[i].last};
-            one.q += i * one.k_width;
+            one.q_codes += i * one.q_stride;
             one.q_scale += i;
             one.bias += i;
             one.query_count = 1;
             one.visible = &range;
-            one.count = range.last;
             one.state += 2 * i;
             one.out += i * one.out_stride;
-            tables[set].attend(&one);
+            attend_by(&tables[set], &one);
             assert_memory_equal(together[i], one.out, 80 * 4);
             assert_memory_equal(together[i] + 80, one.state, 8);
         }
@@ -217,11 +225,11 @@ static void attention_of_a_query_is_its_own(void **state)
         float none[9] = {0}, first[80];
         attention_start(&t);
         job.bias = NULL;
-        tables[set].attend(&job);
+        attend_by(&tables[set], &job);
         memcpy(first, job.out, sizeof first);
         attention_start(&t);
         job.bias = none;
-        tables[set].attend(&job);
+        attend_by(&tables[set], &job);
         assert_memory_equal(first, job.out, sizeof first);
         free(visible);
         attention_free(&t);

@@ -406,15 +406,16 @@ static void scalar_code_gives_the_same_bits(void **state)
     }
 }
 
-/* What an adapter event says: rows that are widened or expanded, the sinks among them. */
+/* What an adapter event says: rows that are expanded, the sinks among them. */
 static void widened_bytes_are_those_of_the_positions_that_are_read(void **state)
 {
     (void)state;
     static const struct {
         const char *k, *v;
         uint32_t bytes; /* of a position of a head: widths 64 and 32 */
-    } cases[] = {{"f32", "f32", 0},  {"f16", "f16", 384}, {"f32", "f16", 128},  {"r4", "r4", 96},
-                 {"r4", "f16", 384}, {"q8_0", "r3", 96},  {"bf16", "q4_0", 384}};
+    } cases[] = {{"f32", "f32", 0},    {"f16", "f16", 0},      {"r8", "r8", 0},
+                 {"r4", "r4", 96},     {"r4", "f16", 64},      {"q8_0", "r3", 32},
+                 {"bf16", "q4_0", 32}, {"f16", "turbo4q", 128}};
     for (size_t c = 0; c < RF_ARRAY_COUNT(cases); c++) {
         for (uint32_t sinks = 0; sinks <= 4; sinks += 4) {
             shape s = shape_with(cases[c].k, cases[c].v, false);

@@ -102,9 +102,17 @@ static uint64_t go_on(store *s, uint32_t slot, uint64_t to, uint32_t piece)
             fill_rows(q_sink, layer * 4 + 4, at, count, HEADS);
             must(rf_kv_append(s->kv, slot, layer, k, heads * WIDTH, v, heads * WIDTH, count, &err),
                  &err);
-            rf_kv_attend job = {
-                slot,          layer, HEADS,         at,  count, q, s->config.sinks ? q_sink : NULL,
-                HEADS * WIDTH, out,   HEADS * WIDTH, 0.2f};
+            rf_kv_attend job = {.slot = slot,
+                                .layer = layer,
+                                .heads = HEADS,
+                                .first_position = at,
+                                .token_count = count,
+                                .q = q,
+                                .q_sink = s->config.sinks ? q_sink : NULL,
+                                .q_stride = HEADS * WIDTH,
+                                .out = out,
+                                .out_stride = HEADS * WIDTH,
+                                .scale = 0.2f};
             rf_kv_attend_run(s->kv, &job, 0, rf_kv_attend_units(s->kv, &job), scratch);
             for (uint32_t i = 0; i < count * HEADS * WIDTH; i++) {
                 uint32_t bits;

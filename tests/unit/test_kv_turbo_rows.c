@@ -195,23 +195,24 @@ static void every_bound_has_the_same_side_in_every_set(void **state)
 /* ---- attention on spans of 128 ------------------------------------------------------------- */
 
 /* The results of one call against a sum in double. */
-static void assert_attention(const rf_attend_codes *job)
+static void assert_attention(const rf_attend *job)
 {
-    const uint32_t kw = job->k_width, vw = job->v_width;
-    const uint32_t k_span = kw / job->k_spans, v_span = vw / job->v_spans;
+    const uint32_t kw = job->k.width, vw = job->v.width;
+    const uint32_t k_span = kw / job->k.spans, v_span = vw / job->v.spans;
+    const int8_t *k = job->k.rows, *v = job->v.rows;
     for (uint32_t i = 0; i < job->query_count; i++) {
         double wanted[WIDTH_MAX] = {0}, sum = 0;
         for (uint32_t j = job->visible[i].first; j < job->visible[i].last; j++) {
             double dot = 0;
             for (uint32_t d = 0; d < kw; d++) {
-                dot += (double)job->q[i * kw + d] * job->k[j * kw + d] *
-                       (double)job->k_scale[j * job->k_spans + d / k_span];
+                dot += (double)job->q_codes[i * kw + d] * k[j * kw + d] *
+                       (double)job->k.scale[j * job->k.spans + d / k_span];
             }
             const double weight = exp(dot * (double)job->q_scale[i] * (double)job->scale);
             sum += weight;
             for (uint32_t d = 0; d < vw; d++) {
-                wanted[d] += weight * job->v[j * vw + d] *
-                             (double)job->v_scale[j * job->v_spans + d / v_span];
+                wanted[d] +=
+                    weight * v[j * vw + d] * (double)job->v.scale[j * job->v.spans + d / v_span];
             }
         }
         for (uint32_t d = 0; d < vw; d++) {
@@ -247,7 +248,8 @@ static void attention_on_long_spans_is_right_and_the_same_in_every_set(void **st
         float *first = malloc(sizeof(float) * QUERIES * vw);
         float *out = malloc(sizeof(float) * QUERIES * vw);
         float q_scale[QUERIES], first_state[2 * QUERIES], state_of[2 * QUERIES];
-        float scores[RF_ATTEND_BLOCK], x[WIDTH_MAX];
+        float x[WIDTH_MAX];
+        void *scratch = aligned_alloc(64, rf_attend_scratch_bytes(kw, vw));
         rf_attend_range visible[QUERIES];
         uint8_t row[WIDTH_MAX + 16];
         for (uint32_t i = 0; i < QUERIES; i++) {
@@ -274,31 +276,27 @@ static void attention_on_long_spans_is_right_and_the_same_in_every_set(void **st
                 q_scale[i] = 1e-7f;
             }
         }
-        rf_attend_codes job = {.q = q,
-                               .q_scale = q_scale,
-                               .query_count = QUERIES,
-                               .visible = visible,
-                               .k = k,
-                               .k_scale = k_scale,
-                               .k_width = kw,
-                               .k_spans = ks.span_count,
-                               .v = v,
-                               .v_scale = v_scale,
-                               .v_width = vw,
-                               .v_spans = vs.span_count,
-                               .count = POSITIONS,
-                               .scale = 1 / sqrtf((float)kw),
-                               .state = state_of,
-                               .out = out,
-                               .out_stride = vw,
-                               .scores = scores};
+        rf_attend job = {.q_codes = q,
+                         .q_scale = q_scale,
+                         .q_stride = kw,
+                         .query_count = QUERIES,
+                         .visible = visible,
+                         .k = {k, kw, k_scale, ks.span_count, kw, RF_ATTEND_INT8},
+                         .v = {v, vw, v_scale, vs.span_count, vw, RF_ATTEND_INT8},
+                         .scale = 1 / sqrtf((float)kw),
+                         .state = state_of,
+                         .out = out,
+                         .out_stride = vw,
+                         .scratch = scratch};
         for (int set = 0; set < count; set++) {
             for (uint32_t i = 0; i < QUERIES; i++) {
                 state_of[2 * i] = -INFINITY;
                 state_of[2 * i + 1] = 0;
             }
             memset(out, 0, sizeof(float) * QUERIES * vw);
-            tables[set].attend(&job);
+            rf_kernels kernels;
+            rf_kernels_pick(&kernels, tables[set].entry.cpu);
+            kernels.attend(&job);
             if (set > 0) {
                 assert_memory_equal(first, out, sizeof(float) * QUERIES * vw);
                 assert_memory_equal(first_state, state_of, sizeof state_of);
@@ -308,6 +306,7 @@ static void attention_on_long_spans_is_right_and_the_same_in_every_set(void **st
             memcpy(first_state, state_of, sizeof state_of);
             assert_attention(&job);
         }
+        free(scratch);
         free(q);
         free(k);
         free(v);

@@ -131,7 +131,10 @@ static void find_buffers(const sample *s, slab *m)
         rf_buffer_id((rf_buffer)b, id);
         m->rows[b] = rf_plan_find(&s->plan, id);
         bool is_of_sinks = b == RF_B_ROPE_SINK || b == RF_B_Q_SINK;
-        assert_true((m->rows[b] != NULL) == (!is_of_sinks || s->shape.sinks > 0));
+        bool is_there = !is_of_sinks || s->shape.sinks > 0;
+        if (b == RF_B_PARTS)
+            is_there = s->shape.workers > 1;
+        assert_true((m->rows[b] != NULL) == is_there);
         if (m->rows[b])
             m->units[b] = (m->rows[b]->bytes + RF_REGION_ALIGN - 1) / RF_REGION_ALIGN;
     }
@@ -213,6 +216,8 @@ static bool play_op(slab *m, const rf_op *op, char *complaint, size_t capacity)
         used[count++] = RF_B_PACKED;
     if (effect & SCRATCHES)
         used[count++] = RF_B_SCRATCH;
+    if (op->kind == RF_OP_ATTEND && m->rows[RF_B_PARTS])
+        used[count++] = RF_B_PARTS;
     for (int i = reads; i < count; i++)
         write_buffer(m, used[i]);
     for (int i = 0; i < count; i++) { /* none of them lies upon another */
