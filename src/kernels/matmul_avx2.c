@@ -434,7 +434,7 @@ static void matmul_quant_avx2(const rf_matmul *job, uint32_t first_row, uint32_t
     }
 }
 
-void rf_kernels_avx2(rf_kernels *kernels)
+RF_FOR_ANY_CPU void rf_kernels_avx2(rf_kernels *kernels)
 {
     static const rf_kernel_entry quant = {RF_CPU_AVX2, "matmul_avx2.c"};
     static const rf_kernel_entry wide = {RF_CPU_AVX2, "matmul_float_avx2.c"};

@@ -202,7 +202,7 @@ void rf_matmul_quant_avx512(const rf_matmul *job, uint32_t first_row, uint32_t l
     }
 }
 
-void rf_kernels_avx512(rf_kernels *kernels)
+RF_FOR_ANY_CPU void rf_kernels_avx512(rf_kernels *kernels)
 {
     static const rf_kernel_entry quant = {RF_CPU_AVX512, "matmul_avx512.c"};
     static const rf_kernel_entry wide = {RF_CPU_AVX512, "matmul_float_avx512.c"};

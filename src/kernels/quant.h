@@ -36,6 +36,13 @@
 
 #include <string.h>
 
+/* Functions that fill a table run on any machine, whatever their file is compiled for. */
+#if defined(__x86_64__)
+#define RF_FOR_ANY_CPU __attribute__((target("no-avx")))
+#else
+#define RF_FOR_ANY_CPU
+#endif
+
 #define RF_BLOCK_MAX     256u /* the longest block of weights and of activations */
 #define RF_FOLDS_MAX     4u   /* folds of one block (q6_K, iq4_xs) */
 #define RF_FOLD_LANES    8u   /* kernels.h: fold f belongs to lane f mod 8 */

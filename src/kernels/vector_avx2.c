@@ -166,7 +166,7 @@ static void kv_decode_bf16_avx2(const void *row, float *values, uint32_t n)
     rf_kv_decode_bf16_scalar(halves + i, values + i, n - i);
 }
 
-void rf_vector_avx2(rf_kernels *kernels)
+RF_FOR_ANY_CPU void rf_vector_avx2(rf_kernels *kernels)
 {
     static const rf_kernel_entry entry = {RF_CPU_AVX2, "vector_avx2.c"};
     kernels->rms_norm = rms_norm_avx2;

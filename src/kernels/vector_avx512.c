@@ -233,7 +233,7 @@ static uint32_t argmax(const float *x, uint32_t n)
     return max > -__builtin_inff() ? winner : rf_argmax_scalar(x, n);
 }
 
-void rf_vector_avx512(rf_kernels *kernels)
+RF_FOR_ANY_CPU void rf_vector_avx512(rf_kernels *kernels)
 {
     static const rf_kernel_entry entry = {RF_CPU_AVX512, "vector_avx512.c"};
     kernels->pack[RF_ACT_INT16] = pack_int16;
