@@ -346,7 +346,9 @@ static void matmul_quant_neon(const rf_matmul *job, uint32_t first_row, uint32_t
                               void *scratch)
 {
     if (job->token_count <= RF_DOT_TOKENS) {
-        rf_dot_neon(job, first_row, last_row, scratch);
+        if (job->token_count != 0) { /* an expert that nobody chose */
+            rf_dot_neon(job, first_row, last_row, scratch);
+        }
         return;
     }
     rf_shape shape;

@@ -111,7 +111,7 @@ void rf_fill_pair(const rf_pair *pair, const rf_shape *shape, const rf_matmul *j
 
 /* ---- rows of dots ------------------------------------------------------------------------ */
 
-/* dot_neon.c: rows one by one, straight from the packed bytes, for at most RF_DOT_TOKENS tokens.
+/* dot_neon.c: rows one by one, straight from the packed bytes, for 1 to RF_DOT_TOKENS tokens.
  * Instructions for 8 rows x 256 of q4_K, counted in what gcc 12 made: two tokens 1490 here and 1610
  * by a panel, its filling included (int16: 2010, 1810); three 2460 and 2010 (3220, 2410). */
 #define RF_DOT_TOKENS 2u
