@@ -388,6 +388,7 @@ void rf_kernels_neon(rf_kernels *kernels)
 {
     static const rf_kernel_entry quant = {RF_CPU_NEON, "matmul_neon.c"};
     static const rf_kernel_entry wide = {RF_CPU_NEON, "matmul_float_neon.c"};
+    static const rf_kernel_entry attend = {RF_CPU_NEON, "attend_neon.c"};
     static const rf_format floats[] = {RF_F32, RF_F16, RF_BF16};
     for (uint32_t i = 0; i < RF_QUANT_COUNT; i++) {
         rf_shape shape;
@@ -403,6 +404,8 @@ void rf_kernels_neon(rf_kernels *kernels)
         kernels->matmul_entry[floats[i]][RF_ACT_F32] = wide;
     }
     rf_vector_neon(kernels);
+    kernels->attend = rf_attend_neon;
+    kernels->attend_entry = attend;
     kernels->pack[RF_ACT_INT16] = rf_pack_int16_neon;
     kernels->pack[RF_ACT_INT8] = rf_pack_int8_neon;
 }

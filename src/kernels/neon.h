@@ -123,6 +123,7 @@ void rf_matmul_float_neon(const rf_matmul *job, uint32_t first_row, uint32_t las
                           void *scratch);
 void rf_pack_int16_neon(const rf_act_layout *layout, const float *x, void *packed);
 void rf_pack_int8_neon(const rf_act_layout *layout, const float *x, void *packed);
+void rf_attend_neon(const rf_attend *job);
 void rf_vector_neon(rf_kernels *kernels);
 
 #endif
