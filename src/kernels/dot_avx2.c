@@ -352,13 +352,37 @@ RF_INLINE __m256 add_eight(__m256 lanes, const eight *e, __m256 act, uint32_t mi
     return lanes;
 }
 
+/* What is left of a row of 32-blocks after whole chunks, as a chunk of its own: zeros behind. */
+typedef struct rest {
+    _Alignas(32) int16_t q[8 * 32];
+    _Alignas(32) int32_t sums_32[8];
+} rest;
+
+static input rest_of(const input *in, uint32_t at, uint32_t count, rest *copy)
+{
+    memset(copy, 0, sizeof *copy);
+    memcpy(copy->q, in->q + (size_t)at * 32, (size_t)count * 32 * sizeof *copy->q);
+    memcpy(copy->sums_32, in->sums_32 + at, count * sizeof *copy->sums_32);
+    input out = *in;
+    out.q = copy->q;
+    out.sums_32 = copy->sums_32;
+    return out;
+}
+
 RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_row, void *scratch,
                         const shape s, eight_fn direct)
 {
     const uint32_t folds = job->k / s.fold, chunk_bytes = 8 * s.fold / s.block * s.block_bytes;
-    input in[RF_DOT_TOKENS_MAX];
+    const bool padded = direct && s.block == 32;
+    const uint32_t left = folds % 8;
+    input in[RF_DOT_TOKENS_MAX], end[RF_DOT_TOKENS_MAX];
+    rest ends[RF_DOT_TOKENS_MAX];
+    uint8_t blocks[8 * sizeof(rf_block_q8_0)] = {0};
     for (uint32_t t = 0; t < job->token_count; t++) {
         prepare(&in[t], job, t, &s, scratch);
+        if (padded && left != 0) {
+            end[t] = rest_of(&in[t], folds - left, left, &ends[t]);
+        }
     }
     for (uint32_t row = first_row; row < last_row; row++) {
         for (uint32_t t = 0; t < job->token_count; t++) { /* the row stays in the first cache */
@@ -374,10 +398,18 @@ RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_
                 lanes = add_eight(lanes, &e, _mm256_loadu_ps(in[t].fold_scale + at), s.min_step);
             }
             if (at < folds) {
-                const eight e = few_folds(weight, &in[t], at, folds - at, s);
+                eight e;
+                if (padded) {
+                    if (t == 0) {
+                        memcpy(blocks, weight, left * s.block_bytes);
+                    }
+                    e = direct(blocks, &end[t], 0);
+                } else {
+                    e = few_folds(weight, &in[t], at, left, s);
+                }
                 const __m256 act = _mm256_loadu_ps(in[t].fold_scale + at); /* has a spare vector */
                 const __m256 next = add_eight(lanes, &e, act, s.min_step);
-                lanes = _mm256_blendv_ps(lanes, next, rf_first_lanes(folds - at));
+                lanes = _mm256_blendv_ps(lanes, next, rf_first_lanes(left));
             }
             rf_matmul_store(job, t, row, rf_sum_ymm(lanes));
         }
