@@ -399,10 +399,10 @@ RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_
             }
             if (at < folds) {
                 eight e;
-                if (padded) {
-                    if (t == 0) {
-                        memcpy(blocks, weight, left * s.block_bytes);
-                    }
+                if (padded && row + 1 < last_row && job->weight_row_bytes >= chunk_bytes) {
+                    e = direct(weight, &end[t], 0); /* runs on into the next row, for nothing */
+                } else if (padded) {
+                    memcpy(blocks, weight, left * s.block_bytes);
                     e = direct(blocks, &end[t], 0);
                 } else {
                     e = few_folds(weight, &in[t], at, left, s);

@@ -80,9 +80,9 @@ typedef void (*rf_pack_fn)(const rf_act_layout *layout, const float *x, void *pa
 
 /* out[t * out_stride + r] = sum over k of weight[r][k] * act[t][k], for rows [first, last) and
  * every token t; with accumulate it is added to what out holds. k is a multiple of the weight's
- * block (float formats: any k >= 1); weight needs no alignment and is never read past its row; act
- * rows are 64-aligned. tokens (may be NULL) lists which rows of act and out take part (experts);
- * then t runs over that list. */
+ * block (float formats: any k >= 1); weight needs no alignment and is never read past row
+ * last - 1; act rows are 64-aligned. tokens (may be NULL) lists which rows of act and out take
+ * part (experts); then t runs over that list. */
 typedef struct rf_matmul {
     const uint8_t *weight;
     uint64_t weight_row_bytes;

@@ -207,8 +207,10 @@ static void run_matmul(rf_network *network, matmul_job *job, uint32_t tokens)
 {
     uint32_t tiles = job->first_tile[job->part_count];
     uint64_t macs = (uint64_t)tiles * RF_MATMUL_TILE_ROWS * job->parts[0].k * tokens;
-    uint32_t workers = rf_team_size(network->team);
-    uint32_t grain = macs < INLINE_MACS ? tiles : RF_MAX(1u, tiles / (workers * 8u));
+    /* Pieces small enough to be shared out evenly and to be lost with a worker that loses its
+     * processor, and not so small that what a kernel prepares for each of them shows. */
+    uint64_t pieces = RF_MIN(macs / INLINE_MACS, rf_team_size(network->team) * UINT64_C(8));
+    uint32_t grain = pieces ? (uint32_t)((tiles + pieces - 1) / pieces) : tiles;
     rf_team_run(network->team, tiles, grain, matmul_tiles, job);
 }
 
