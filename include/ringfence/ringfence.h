@@ -107,7 +107,8 @@ typedef struct rf_options {
     bool calibrate;             /* plan the memory of rf_calibrate */
     uint32_t cpu_mask;          /* instruction sets: 0xFFFF all */
     uint32_t act_prompt;        /* bits of activations before quantised weights, 8 or 16 (which */
-    uint32_t act_generation;    /* means at least 14), by the phase of a step's item */
+    uint32_t act_generation;    /* means at least 14), by the phase of a step's item; 0: 8 for */
+                                /* prompts; for generation 16 where it is free (AVX-512), else 8 */
     uint32_t event_capacity;    /* of the trace ring */
     uint64_t mem_limit;         /* bytes; 0: what the machine has */
     const char *profile;        /* "mobile-2gb", "edge", "desktop", "server"; NULL: desktop */

@@ -146,8 +146,8 @@ static const option_row option_table[] = {
      "also the divergence from this logits file, made by `ppl --kl-save` on the F32 copy"},
     {"act", NULL, NULL, "BITS[/BITS]", PLANNED & ~BIT(CALIBRATE), CLI_GIVEN_NONE, KIND_ACT, AT(act),
      0, 0, NULL,
-     "bits of activations before quantised weights, for prompts / for generation: 8 or 16 (8/16; "
-     "ppl and score: 16). 16 is the exact mode"},
+     "bits of activations before quantised weights, for prompts / for generation: 8 or 16, "
+     "the exact mode (8/16 with AVX-512, where 16 is free in decode, else 8; ppl and score: 16)"},
     {"cpu", NULL, NULL, "SET", PLANNED | BIT(KERNELS), CLI_GIVEN_NONE, KIND_CPU, AT(cpu_mask), 0, 0,
      NULL, "instruction sets that may be used: all, avx2, scalar, ..."},
     {"mem-limit", NULL, NULL, "SIZE", PLANNED, CLI_GIVEN_NONE, KIND_SIZE, AT(mem_limit), 0, 0, NULL,

@@ -1,12 +1,14 @@
 /* kernels/dot_avx2.c: rows of quantised weights times few tokens, straight from the packed bytes:
- * all formats but the K formats. dot_k_avx2.c says how lanes and folds meet; here activations are
- * always int16 (int8 ones are widened), and blocks of 256 take them as two planes of bytes.
+ * all formats but the K formats. dot_k_avx2.c says how lanes and folds meet. Activations are int16
+ * here, in blocks of 256 as two planes of bytes; int8 ones are widened, but for q4_0 and q4_1, whose
+ * nibbles meet them as bytes.
  */
 #include "kernels/unpack_avx2.h"
 
 /* One token, and what every row needs of it; the last four are in the worker's scratch. */
 typedef struct input {
     const int16_t *q;
+    const int8_t *q8;       /* int8 activations as they came */
     const float *act_scale; /* of each block */
     const int32_t *sums;    /* of each 16 */
     float *fold_scale;      /* of each fold */
@@ -18,6 +20,7 @@ typedef struct input {
 typedef struct shape {
     uint32_t block, block_bytes, fold, min_step;
     rf_unpack_fn unpack;
+    bool bytes; /* takes int8 activations as they are */
 } shape;
 
 typedef struct eight { /* eight folds, one a lane */
@@ -45,6 +48,22 @@ RF_INLINE __m256 load_halves(const uint8_t *p, size_t step)
     h = _mm_insert_epi16(h, rf_load_u16(p + 6 * step), 6);
     h = _mm_insert_epi16(h, rf_load_u16(p + 7 * step), 7);
     return _mm256_cvtph_ps(h);
+}
+
+/* Eight pairs of halves, step bytes apart. */
+RF_INLINE void load_half_pairs(const uint8_t *p, size_t step, __m256 *first, __m256 *second)
+{
+    const __m128i part = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    __m128i a = _mm_cvtsi32_si128((int)rf_load_u32(p));
+    __m128i b = _mm_cvtsi32_si128((int)rf_load_u32(p + 4 * step));
+    a = _mm_insert_epi32(a, (int)rf_load_u32(p + step), 1);
+    b = _mm_insert_epi32(b, (int)rf_load_u32(p + 5 * step), 1);
+    a = _mm_insert_epi32(a, (int)rf_load_u32(p + 2 * step), 2);
+    b = _mm_insert_epi32(b, (int)rf_load_u32(p + 6 * step), 2);
+    a = _mm_shuffle_epi8(_mm_insert_epi32(a, (int)rf_load_u32(p + 3 * step), 3), part);
+    b = _mm_shuffle_epi8(_mm_insert_epi32(b, (int)rf_load_u32(p + 7 * step), 3), part);
+    *first = _mm256_cvtph_ps(_mm_unpacklo_epi64(a, b));
+    *second = _mm256_cvtph_ps(_mm_unpackhi_epi64(a, b));
 }
 
 RF_INLINE eight eight_q8_0(const uint8_t *blocks, const input *in, uint32_t at)
@@ -83,10 +102,55 @@ RF_INLINE eight eight_q4_0(const uint8_t *blocks, const input *in, uint32_t at)
 RF_INLINE eight eight_q4_1(const uint8_t *blocks, const input *in, uint32_t at)
 {
     const size_t bytes = sizeof(rf_block_q4_1);
-    return (eight){.sum = sum_nibbles(blocks + 4, bytes, in->q + (size_t)at * 32),
-                   .min_sum = rf_load_256(in->sums_32 + at),
-                   .scale = load_halves(blocks, bytes),
-                   .min_scale = load_halves(blocks + 2, bytes)};
+    eight out = {.sum = sum_nibbles(blocks + 4, bytes, in->q + (size_t)at * 32),
+                 .min_sum = rf_load_256(in->sums_32 + at)};
+    load_half_pairs(blocks, bytes, &out.scale, &out.min_scale);
+    return out;
+}
+
+/* Sums of pairs of 32 nibbles times bytes: 16 bits hold 15 * 127 * 2. */
+RF_INLINE __m256i pair_sums(const uint8_t *qs, const int8_t *q)
+{
+    const __m256i shift = _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4);
+    const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)qs));
+    const __m256i codes = _mm256_and_si256(_mm256_srlv_epi32(both, shift), _mm256_set1_epi8(15));
+    return _mm256_maddubs_epi16(codes, rf_load_256(q));
+}
+
+/* Eight blocks of 32 nibbles. 16 bits hold the first two additions as well (8 * 3810 = 30480). */
+RF_INLINE __m256i sum_nibble_bytes(const uint8_t *qs, size_t bytes, const int8_t *q)
+{
+    const __m256i ones = rf_i16(1);
+    __m256i two[4], four[2];
+    for (size_t i = 0; i < 4; i++) {
+        const __m256i a = pair_sums(qs + 2 * i * bytes, q + 64 * i);
+        const __m256i b = pair_sums(qs + (2 * i + 1) * bytes, q + 64 * i + 32);
+        two[i] = _mm256_add_epi16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+    }
+    for (size_t i = 0; i < 2; i++) {
+        const __m256i a = two[2 * i], b = two[2 * i + 1];
+        four[i] = _mm256_madd_epi16(
+            _mm256_add_epi16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b)), ones);
+    }
+    return _mm256_add_epi32(_mm256_permute2x128_si256(four[0], four[1], 0x20),
+                            _mm256_permute2x128_si256(four[0], four[1], 0x31));
+}
+
+RF_INLINE eight eight_q4_0_bytes(const uint8_t *blocks, const input *in, uint32_t at)
+{
+    const size_t bytes = sizeof(rf_block_q4_0);
+    const __m256i sum = sum_nibble_bytes(blocks + 2, bytes, in->q8 + (size_t)at * 32);
+    const __m256i offset = _mm256_slli_epi32(rf_load_256(in->sums_32 + at), 3);
+    return (eight){.sum = _mm256_sub_epi32(sum, offset), .scale = load_halves(blocks, bytes)};
+}
+
+RF_INLINE eight eight_q4_1_bytes(const uint8_t *blocks, const input *in, uint32_t at)
+{
+    const size_t bytes = sizeof(rf_block_q4_1);
+    eight out = {.sum = sum_nibble_bytes(blocks + 4, bytes, in->q8 + (size_t)at * 32),
+                 .min_sum = rf_load_256(in->sums_32 + at)};
+    load_half_pairs(blocks, bytes, &out.scale, &out.min_scale);
+    return out;
 }
 
 /* Eight blocks of 32 codes of five bits; high: the fifth bits of the first block. */
@@ -326,7 +390,8 @@ static void prepare(input *in, const rf_matmul *job, uint32_t t, const shape *s,
     in->sums_32 = (int32_t *)(void *)(in->fold_scale + k / 32 + 8);
     in->high = (int8_t *)(in->sums_32 + k / 32 + 8);
     in->low = in->high + k;
-    if (job->layout.act == RF_ACT_INT8) {
+    in->q8 = rf_act_q8(act);
+    if (job->layout.act == RF_ACT_INT8 && !s->bytes) {
         int16_t *wide = (int16_t *)(void *)(in->low + k);
         rf_widen_avx2(&job->layout, act, wide);
         in->q = wide;
@@ -354,17 +419,22 @@ RF_INLINE __m256 add_eight(__m256 lanes, const eight *e, __m256 act, uint32_t mi
 
 /* What is left of a row of 32-blocks after whole chunks, as a chunk of its own: zeros behind. */
 typedef struct rest {
-    _Alignas(32) int16_t q[8 * 32];
+    _Alignas(32) int16_t q[8 * 32]; /* or int8 */
     _Alignas(32) int32_t sums_32[8];
 } rest;
 
-static input rest_of(const input *in, uint32_t at, uint32_t count, rest *copy)
+static input rest_of(const input *in, uint32_t at, uint32_t count, bool bytes, rest *copy)
 {
     memset(copy, 0, sizeof *copy);
-    memcpy(copy->q, in->q + (size_t)at * 32, (size_t)count * 32 * sizeof *copy->q);
+    if (bytes) {
+        memcpy(copy->q, in->q8 + (size_t)at * 32, (size_t)count * 32);
+    } else {
+        memcpy(copy->q, in->q + (size_t)at * 32, (size_t)count * 32 * sizeof *copy->q);
+    }
     memcpy(copy->sums_32, in->sums_32 + at, count * sizeof *copy->sums_32);
     input out = *in;
     out.q = copy->q;
+    out.q8 = (const int8_t *)(const void *)copy->q;
     out.sums_32 = copy->sums_32;
     return out;
 }
@@ -381,7 +451,7 @@ RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_
     for (uint32_t t = 0; t < job->token_count; t++) {
         prepare(&in[t], job, t, &s, scratch);
         if (padded && left != 0) {
-            end[t] = rest_of(&in[t], folds - left, left, &ends[t]);
+            end[t] = rest_of(&in[t], folds - left, left, s.bytes, &ends[t]);
         }
     }
     for (uint32_t row = first_row; row < last_row; row++) {
@@ -421,46 +491,60 @@ void rf_dot_avx2(const rf_matmul *job, uint32_t first, uint32_t last, void *scra
     const rf_quant *quant = rf_quant_of(job->format);
     switch (job->format) { /* each case is the loop above with its format inlined */
     case RF_Q4_0:
-        dot_rows(job, first, last, scratch,
-                 (shape){32, sizeof(rf_block_q4_0), 32, 0, rf_unpack_q4_0}, eight_q4_0);
+        if (job->layout.act == RF_ACT_INT8) {
+            dot_rows(job, first, last, scratch,
+                     (shape){32, sizeof(rf_block_q4_0), 32, 0, rf_unpack_q4_0, true},
+                     eight_q4_0_bytes);
+        } else {
+            dot_rows(job, first, last, scratch,
+                     (shape){32, sizeof(rf_block_q4_0), 32, 0, rf_unpack_q4_0, false}, eight_q4_0);
+        }
         break;
     case RF_Q4_1:
-        dot_rows(job, first, last, scratch,
-                 (shape){32, sizeof(rf_block_q4_1), 32, 32, rf_unpack_q4_1}, eight_q4_1);
+        if (job->layout.act == RF_ACT_INT8) {
+            dot_rows(job, first, last, scratch,
+                     (shape){32, sizeof(rf_block_q4_1), 32, 32, rf_unpack_q4_1, true},
+                     eight_q4_1_bytes);
+        } else {
+            dot_rows(job, first, last, scratch,
+                     (shape){32, sizeof(rf_block_q4_1), 32, 32, rf_unpack_q4_1, false}, eight_q4_1);
+        }
         break;
     case RF_Q5_0:
         dot_rows(job, first, last, scratch,
-                 (shape){32, sizeof(rf_block_q5_0), 32, 0, rf_unpack_q5_0}, eight_q5_0);
+                 (shape){32, sizeof(rf_block_q5_0), 32, 0, rf_unpack_q5_0, false}, eight_q5_0);
         break;
     case RF_Q5_1:
         dot_rows(job, first, last, scratch,
-                 (shape){32, sizeof(rf_block_q5_1), 32, 32, rf_unpack_q5_1}, eight_q5_1);
+                 (shape){32, sizeof(rf_block_q5_1), 32, 32, rf_unpack_q5_1, false}, eight_q5_1);
         break;
     case RF_Q8_0:
         dot_rows(job, first, last, scratch,
-                 (shape){32, sizeof(rf_block_q8_0), 32, 0, rf_unpack_q8_0}, eight_q8_0);
+                 (shape){32, sizeof(rf_block_q8_0), 32, 0, rf_unpack_q8_0, false}, eight_q8_0);
         break;
     case RF_IQ4_NL:
         dot_rows(job, first, last, scratch,
-                 (shape){32, sizeof(rf_block_iq4_nl), 32, 0, rf_unpack_iq4_nl}, eight_iq4_nl);
+                 (shape){32, sizeof(rf_block_iq4_nl), 32, 0, rf_unpack_iq4_nl, false},
+                 eight_iq4_nl);
         break;
     case RF_IQ4_XS:
         dot_rows(job, first, last, scratch,
-                 (shape){256, sizeof(rf_block_iq4_xs), 64, 0, rf_unpack_iq4_xs}, eight_iq4_xs);
+                 (shape){256, sizeof(rf_block_iq4_xs), 64, 0, rf_unpack_iq4_xs, false},
+                 eight_iq4_xs);
         break;
     case RF_TQ1_0:
         dot_rows(job, first, last, scratch,
-                 (shape){256, sizeof(rf_block_tq1_0), 256, 0, rf_unpack_tq1_0}, eight_tq1_0);
+                 (shape){256, sizeof(rf_block_tq1_0), 256, 0, rf_unpack_tq1_0, false}, eight_tq1_0);
         break;
     case RF_TQ2_0:
         dot_rows(job, first, last, scratch,
-                 (shape){256, sizeof(rf_block_tq2_0), 256, 0, rf_unpack_tq2_0}, eight_tq2_0);
+                 (shape){256, sizeof(rf_block_tq2_0), 256, 0, rf_unpack_tq2_0, false}, eight_tq2_0);
         break;
     default: /* formats without code of their own */
-        dot_rows(
-            job, first, last, scratch,
-            (shape){quant->block, quant->block_bytes, quant->fold, quant->min_step, quant->unpack},
-            NULL);
+        dot_rows(job, first, last, scratch,
+                 (shape){quant->block, quant->block_bytes, quant->fold, quant->min_step,
+                         quant->unpack, false},
+                 NULL);
         break;
     }
 }

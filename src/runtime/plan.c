@@ -29,8 +29,6 @@ void rf_options_init(rf_options *options)
                             .logit_rows = 1,
                             .text_bytes = 64 * 1024,
                             .cpu_mask = RF_CPU_ALL,
-                            .act_prompt = 8,
-                            .act_generation = 16,
                             .event_capacity = 1024,
                             .kv_recent = 2};
 }
@@ -126,6 +124,13 @@ static rf_status resolve_profile(rf_model_plan *plan, uint32_t *chunk, rf_error 
     return rf_fail_got(err, "%s", name);
 }
 
+/* Whether 16 bits cost no time in decode. The machine decides, not the sets that an option leaves
+ * of it: a mask changes no text. */
+static uint32_t free_act(void)
+{
+    return rf_cpu_detect() & RF_CPU_AVX512 ? 16 : 8;
+}
+
 static rf_act act_of(uint32_t bits)
 {
     return bits == 8 ? RF_ACT_INT8 : RF_ACT_INT16;
@@ -157,28 +162,28 @@ static rf_status resolve_options(rf_model_plan *plan, rf_error *err)
         rf_fail_expected(err, "1 to %u", RF_WORKERS_MAX);
         return rf_fail_got(err, "%u", options->threads);
     }
-    status = check_act("act_prompt", options->act_prompt, err);
+    rf_plan_info *info = &plan->info;
+    info->act_prompt = options->act_prompt ? options->act_prompt : 8;
+    info->act_generation = options->act_generation ? options->act_generation : free_act();
+    status = check_act("act_prompt", info->act_prompt, err);
     if (status == RF_OK)
-        status = check_act("act_generation", options->act_generation, err);
+        status = check_act("act_generation", info->act_generation, err);
     if (status)
         return status;
     plan->info.slots = options->slots;
-    plan->info.act_prompt = options->act_prompt;
-    plan->info.act_generation = options->act_generation;
     plan->info.threads = resolve_threads(plan);
     status = resolve_ctx(plan);
     if (status == RF_OK)
         status = resolve_chunk(plan, profile_chunk, err);
     if (status == RF_OK)
         status = rf_plan_kv(plan, err);
-    plan->shape =
-        (rf_step_shape){.chunk = plan->info.chunk,
-                        .logit_rows = plan->info.logit_rows,
-                        .workers = plan->info.threads,
-                        .slots = plan->info.slots,
-                        .sinks = plan->options.endless ? plan->options.sinks : 0,
-                        .capacity = plan->info.ctx,
-                        .act = {act_of(options->act_prompt), act_of(options->act_generation)}};
+    plan->shape = (rf_step_shape){.chunk = plan->info.chunk,
+                                  .logit_rows = plan->info.logit_rows,
+                                  .workers = plan->info.threads,
+                                  .slots = plan->info.slots,
+                                  .sinks = plan->options.endless ? plan->options.sinks : 0,
+                                  .capacity = plan->info.ctx,
+                                  .act = {act_of(info->act_prompt), act_of(info->act_generation)}};
     rf_kernels_pick(&plan->kernels, options->cpu_mask);
     return status;
 }
