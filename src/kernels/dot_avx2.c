@@ -1,7 +1,7 @@
 /* kernels/dot_avx2.c: rows of quantised weights times few tokens, straight from the packed bytes:
  * all formats but the K formats. dot_k_avx2.c says how lanes and folds meet. Activations are int16
- * here, in blocks of 256 as two planes of bytes; int8 ones are widened, but for q4_0 and q4_1, whose
- * nibbles meet them as bytes.
+ * here, in blocks of 256 as two planes of bytes; int8 ones are widened, but for q4_0 and q4_1,
+ * whose nibbles meet them as bytes.
  */
 #include "kernels/unpack_avx2.h"
 
