@@ -93,9 +93,19 @@ def test_the_scalar_kernels_agree_with_the_reference(kind, tmp_path):
 
 def test_f16_keys_and_values_are_rounded_once_and_nothing_else_is(tmp_path):
     path = tiny_models.write(tmp_path / "m.gguf", tiny_models.Shape(layers=3))
-    # A value on the edge between two halves may fall to either side: 2^-11 of one element.
-    rounded = Llama(path, kv_type=np.float16)
-    compare(path, tmp_path, 5e-4, model=rounded)
+    text_file = tmp_path / "text"
+    text_file.write_text(TEXT)
+    ids = tokens_of(path, TEXT)
+    lines = scores_of(path, text_file)
+    rounded = Llama(path, kv_type=np.float16).log_probabilities(ids)
+    exact = Llama(path).log_probabilities(ids)
+    places = range(1, len(ids))
+    price = [abs(exact[p - 1][ids[p]] - rounded[p - 1][ids[p]]) for p in places]
+    apart = [abs(lines[p]["logprob"] - rounded[p - 1][ids[p]]) for p in places]
+    # Values on the edge between two halves fall to either side, some dozens of thousands: that is
+    # far below what all of the rounding costs. A rounding more, or less, is the price itself.
+    assert np.median(apart) <= np.median(price) / 10, (np.median(apart), np.median(price))
+    assert max(apart) <= max(price) / 4, (max(apart), max(price))
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 5, 16, 33, 64])

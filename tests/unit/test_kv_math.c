@@ -127,13 +127,11 @@ static void reference_row(const rf_kv *kv, const shape *s, const text *t, const 
 {
     static double scores[1024];
     uint64_t at = ((uint64_t)p * s->kv_heads * s->group + head) * s->k_width;
-    const rf_kv_side_store *keys = &kv->layers[0].side[RF_KV_K], *values = keys + 1;
-    bool both_coded =
-        keys->format->plain == RF_FORMAT_NONE && values->format->plain == RF_FORMAT_NONE;
-    bool has_first = keys->format->has_first || values->format->has_first;
+    const rf_kv_side_store *keys = &kv->layers[0].side[RF_KV_K];
+    bool coded = keys->format->plain == RF_FORMAT_NONE;
     double largest = -INFINITY, total = 0, codes[2][256];
     const float *exact[2] = {t->q + at, (s->sinks ? t->q_sink : t->q) + at};
-    for (int sink = 0; both_coded && sink < 2; sink++)
+    for (int sink = 0; coded && sink < 2; sink++)
         kept_query(kv, exact[sink], codes[sink]);
     for (uint32_t j = 0; j <= p; j++) {
         bool is_sink = j < s->sinks, near = p / 32 <= j / 32 + s->recent_blocks;
@@ -141,7 +139,7 @@ static void reference_row(const rf_kv *kv, const shape *s, const text *t, const 
         if (!is_sink && s->window && p - j >= s->window)
             continue;
         const float *q = exact[is_sink];
-        bool is_wide = !both_coded || (j == 0 && has_first);
+        bool is_wide = !coded || (j == 0 && keys->format->has_first);
         double sum = 0;
         for (uint32_t i = 0; i < s->k_width; i++) {
             double seen = is_wide ? (double)q[i] : codes[is_sink][i];
