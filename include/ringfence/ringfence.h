@@ -376,12 +376,13 @@ RF_API void rf_draft_judge(rf_model *model, uint32_t slot, uint32_t proposed, ui
 typedef struct rf_kernel_info {
     const char *job;    /* "matmul", "vector", "attend" */
     const char *format; /* "" where the job has none */
-    const char *act;    /* activation precision: "f32", "int16"; "" */
+    const char *act;    /* activation precision: "f32", "int16", "int8"; "" where it has none */
     const char *cpu;    /* instruction set */
     const char *file;
     bool chosen;
 } rf_kernel_info;
-/* The index-th kernel that this build has; false past the end. Chosen for cpu_mask here. */
+/* The index-th kernel of this build, of sets that this machine lacks too; false past the end.
+ * chosen: it serves here under cpu_mask. */
 RF_API bool rf_kernel_list(uint32_t cpu_mask, uint32_t index, rf_kernel_info *out);
 /* "avx2", "scalar", "all", ... into a mask; false when unknown. */
 RF_API bool rf_cpu_mask_parse(const char *text, uint32_t *mask);
