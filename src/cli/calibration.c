@@ -146,8 +146,15 @@ rf_status cmd_calibrate(const cli_args *args, rf_error *err)
     }
     if (!status)
         status = cli_calibration_make(args, &model, path, err);
-    if (!status)
+    if (!status && args->json) {
+        rf_writer *writer = json_begin();
+        rf_json_open(writer, NULL, '{');
+        rf_json_text(writer, "path", path);
+        rf_json_close(writer, '}');
+        json_end(writer);
+    } else if (!status) {
         out_print("%s\n", path);
+    }
     cli_model_close(&model);
     return status;
 }

@@ -52,7 +52,8 @@ const cli_command cli_commands[CLI_COMMAND_COUNT] = {
          "queries in\nthe cache folder, under the fingerprint of the weights; prints "
          "where. Commands with -ctk r8\n.. r3 do it by themselves when it is missing.",
          cmd_calibrate},
-    [CLI_KERNELS] = {"kernels", "[options]", "the kernels of this build, and which of them serve on this machine",
+    [CLI_KERNELS] = {"kernels", "[options]",
+                     "the kernels of this build, and which of them serve here",
                      "Lists the kernels of this build, and which ones would be used.", cmd_kernels},
 };
 
