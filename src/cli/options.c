@@ -149,7 +149,9 @@ static const option_row option_table[] = {
      "bits of activations before quantised weights, for prompts / for generation: 8 or 16, "
      "the exact mode (8/16 with AVX-512, where 16 is free in decode, else 8; ppl and score: 16)"},
     {"cpu", NULL, NULL, "SET", PLANNED | BIT(KERNELS), CLI_GIVEN_NONE, KIND_CPU, AT(cpu_mask), 0, 0,
-     NULL, "instruction sets that may be used: all, or names by commas: scalar, avx2, avx512, neon"},
+     NULL,
+     "instruction sets that may be used: all, or names by commas: scalar, avx2, avx512, "
+     "neon"},
     {"mem-limit", NULL, NULL, "SIZE", PLANNED, CLI_GIVEN_NONE, KIND_SIZE, AT(mem_limit), 0, 0, NULL,
      "the budget (2GiB, 512M, bytes) instead of what the machine has"},
     {"profile", NULL, NULL, "NAME", PLANNED, CLI_GIVEN_NONE, KIND_TEXT, AT(profile), 0, 0, NULL,
