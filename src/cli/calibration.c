@@ -68,6 +68,7 @@ rf_status cli_calibration_make(const cli_args *args, const cli_model *model, con
     cli_options_for(args, &options);
     options.ctx = 512;
     options.chunk = 0;
+    options.draft = 0;
     options.kv_k = options.kv_v = "f16";
     options.kv_layers = NULL;
     options.sinks = 0;

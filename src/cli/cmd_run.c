@@ -227,8 +227,17 @@ static rf_status read_and_go_on(const cli_args *args, run_job *job, rf_error *er
     if (status || has_ended(args, job))
         return status;
     uint64_t start = rf_os_clock_ns();
-    status =
-        cli_prefill(&job->model, job->ids.ids + job->length, job->ids.count - job->length, err);
+    uint64_t at = job->length;
+    if (generation->pending) { /* it was generated, and steps as what is generated does */
+        rf_step_item item = {.token = job->ids.ids[at],
+                             .position = at,
+                             .wants_logits = at + 1 == job->ids.count,
+                             .phase = RF_STEP_GENERATION};
+        status = rf_step(job->model.model, &item, 1, err);
+        at++;
+    }
+    if (!status && at < job->ids.count)
+        status = cli_prefill(&job->model, job->ids.ids + at, job->ids.count - at, err);
     job->prompt_ns = rf_os_clock_ns() - start;
     if (status)
         return status;

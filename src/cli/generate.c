@@ -167,12 +167,12 @@ static uint32_t propose(cli_model *model, const cli_generation *generation, uint
 }
 
 /* Makes the token that was picked part of the sequence, and tries a draft along with it. */
-static rf_status step_last(cli_model *model, cli_generation *generation, last_step *step,
+static rf_status step_last(cli_model *model, cli_generation *generation, last_step *step, bool more,
                            rf_error *err)
 {
     rf_step_item items[1 + CLI_DRAFT_MAX];
     step->base = rf_slot_length(model->model, 0);
-    step->count = propose(model, generation, step->base, step->tokens);
+    step->count = more ? propose(model, generation, step->base, step->tokens) : 0;
     for (uint32_t i = 0; i <= step->count; i++) {
         items[i] = (rf_step_item){.token = i ? step->tokens[i - 1] : generation->last,
                                   .position = step->base + i,
@@ -180,6 +180,10 @@ static rf_status step_last(cli_model *model, cli_generation *generation, last_st
                                   .phase = RF_STEP_GENERATION};
     }
     rf_status status = rf_step(model->model, items, 1 + step->count, err);
+    if (status == RF_ERR_RUNTIME && step->count) { /* a draft may be what has no finite values */
+        step->count = 0;
+        status = rf_step(model->model, items, 1, err);
+    }
     if (status) {
         step->count = 0; /* nothing was stepped */
         return status;
@@ -223,7 +227,7 @@ static rf_status generate_tokens(cli_model *model, rf_text_stream *stream,
             return status;
         bool room = generation->endless || rf_slot_length(model->model, 0) < model->info.ctx;
         if (room && (more || generation->commit_last)) {
-            status = step_last(model, generation, step, err);
+            status = step_last(model, generation, step, more, err);
             if (status)
                 return status;
         }

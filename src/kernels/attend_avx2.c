@@ -352,6 +352,9 @@ static void prepare(rf_attend *job)
 {
     const bool is_many = job->query_count > RF_ATTEND_GROUP;
     const rf_attend_range seen = seen_by_any(job);
+    if (seen.first >= seen.last) {
+        return; /* nobody sees anything */
+    }
     float *scratch = (float *)job->scratch + RF_ATTEND_BLOCK;
     rf_attend_rows *sides[2] = {&job->k, &job->v};
     for (int side = 0; side < 2; side++) {

@@ -117,7 +117,7 @@ RF_INLINE __m256i pair_sums(const uint8_t *qs, const int8_t *q)
     return _mm256_maddubs_epi16(codes, rf_load_256(q));
 }
 
-/* Eight blocks of 32 nibbles. 16 bits hold the first two additions as well (8 * 3810 = 30480). */
+/* Eight blocks of 32 nibbles. 16 bits hold the first two additions as well (4 * 3810 = 15240). */
 RF_INLINE __m256i sum_nibble_bytes(const uint8_t *qs, size_t bytes, const int8_t *q)
 {
     const __m256i ones = rf_i16(1);

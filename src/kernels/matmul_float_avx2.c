@@ -232,6 +232,9 @@ static void run_rows(const rf_matmul *job, const float *const w[FLOAT_ROWS], uin
 RF_INLINE void matmul_float(const rf_matmul *job, rf_format format, uint32_t first_row,
                             uint32_t last_row, void *scratch)
 {
+    if (job->token_count == 0) {
+        return; /* an expert that nobody chose */
+    }
     if (job->token_count <= 4) {
         dot_rows(job, format, first_row, last_row);
         return;

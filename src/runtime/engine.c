@@ -400,7 +400,8 @@ rf_status rf_step(rf_model *model, const rf_step_item *items, uint32_t count, rf
         model->input.logit_count = 0;
         return status;
     }
-    uint16_t phase = count > model->input.run_count ? RF_PHASE_PREFILL : RF_PHASE_DECODE;
+    bool decodes = count == model->input.run_count || !model->input.phases[RF_STEP_PROMPT].count;
+    uint16_t phase = decodes ? RF_PHASE_DECODE : RF_PHASE_PREFILL;
     rf_trace *trace = model->network.trace;
     rf_trace_emit(trace, RF_EVENT_PHASE_BEGIN, RF_NO_ROW, phase, 0, count);
     status = rf_network_step(&model->network, &model->input, err);

@@ -2,6 +2,7 @@
 narrow formats, at any end, and over save and restore."""
 import pytest
 import runner
+import tiny_models
 
 ROUND = "one two three four one two three four one two three four one two"
 
@@ -55,3 +56,17 @@ def test_what_a_draft_takes_is_planned(stories):
     assert rows["forward.logits"] == 9 * plain["forward.logits"]
     done = runner.run("run", stories, "-p", "a", "-b", 4, "--draft", 8, code=2)
     assert runner.error_of(done)[0] == "--draft"
+
+
+@pytest.mark.parametrize("length", [1, 7, 20])
+def test_a_restored_token_keeps_its_precision(tmp_path, length):
+    """What was picked and not yet stepped is generated text, of 16 bits here, not a prompt's 8: the
+    rows that are kept in the end are those of a run that nobody interrupted."""
+    path = tiny_models.write(tmp_path / "m.gguf", tiny_models.WIDE.but(kind="Q4_K", ctx=256))
+    common = ("run", path, "--act", "8/16", "-c", 128, "-q", "-ctk", "f32", "-ctv", "f32")
+    start = ("-p", "a rain", "--temp", 0.9, "--seed", 5)
+    whole, part, rest = tmp_path / "whole", tmp_path / "part", tmp_path / "rest"
+    runner.run(*common, *start, "-n", 40, "--save", whole)
+    runner.run(*common, *start, "-n", length, "--save", part)
+    runner.run(*common, "--restore", part, "-n", 40 - length, "--save", rest)
+    assert whole.read_bytes() == rest.read_bytes()
