@@ -7,6 +7,8 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
+#include "emulated.h"
+
 #include "kv/kv.h"
 #include "plan_rows.h"
 
@@ -233,14 +235,6 @@ static void a_ring_of_four_layers_is_eight_allocations_and_8192_bytes(void **sta
     assert_int_equal(total.freed_bytes[RF_SCOPE_MODEL] - others, 8192);
     assert_int_equal(total.live_bytes[RF_SCOPE_MODEL], 0);
 }
-
-/* What the process holds by its own asking; under an emulator it is the emulator's, which takes
- * memory as it pleases. */
-#ifdef RF_TEST_EMULATED
-#define assert_data(condition) ((void)(condition))
-#else
-#define assert_data(condition) assert_true(condition)
-#endif
 
 static void a_store_without_a_scope_behaves_the_same_and_tells_nobody(void **state)
 {

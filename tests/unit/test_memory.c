@@ -9,6 +9,8 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
+#include "emulated.h"
+
 #include "plan_rows.h"
 
 static uint32_t index_of(const rf_plan *plan, const char *id)
@@ -182,14 +184,6 @@ static void seal_names_the_region_that_was_never_taken(void **state)
     assert_non_null(strstr(err.what, "sealed"));
     rf_scope_close(&f.model, NULL);
 }
-
-/* What the process holds by its own asking; under an emulator it is the emulator's, which takes
- * memory as it pleases. */
-#ifdef RF_TEST_EMULATED
-#define assert_data(condition) ((void)(condition))
-#else
-#define assert_data(condition) assert_true(condition)
-#endif
 
 static void a_scope_that_cannot_be_opened_holds_nothing(void **state)
 {
