@@ -8,7 +8,6 @@
 #include <cmocka.h>
 
 #include "emulated.h"
-
 #include "kv/kv.h"
 #include "plan_rows.h"
 

@@ -10,7 +10,6 @@
 #include <cmocka.h>
 
 #include "emulated.h"
-
 #include "plan_rows.h"
 
 static uint32_t index_of(const rf_plan *plan, const char *id)
