@@ -636,7 +636,7 @@ static void a_cancel_from_another_thread_leaves_the_slot_fit_to_go_on(void **sta
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, cancel_now_and_then, &c), 0);
 #ifdef RF_TEST_EMULATED
-    const uint32_t rounds = 2000, enough = 1; /* a step takes a second there */
+    const uint32_t rounds = 100, enough = 5; /* a step takes a second there */
 #else
     const uint32_t rounds = 2000, enough = 100;
 #endif
