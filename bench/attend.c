@@ -8,24 +8,17 @@
  * reads them: their scales are expanded, their codes stay. Prefill: GMAC/s of 64 queries that see
  * the same blocks. Each figure is the best of many slices.
  */
+#include "base/base.h"
 #include "kernels/kv_codec.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define STORE_BYTES (32u << 20)
 #define QUERIES_MAX 64u
 #define WIDTH_MAX   256u
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return 1e9 * (double)t.tv_sec + (double)t.tv_nsec;
-}
 
 typedef struct setup {
     rf_kernels kernels;
@@ -59,12 +52,12 @@ static double measure(setup *s, uint32_t queries, uint32_t positions)
     double best = 1e30;
     s->job.query_count = queries;
     for (uint32_t i = 0, at = 0; i < 400; i++) {
-        const double start = now();
+        const double start = (double)rf_os_clock_ns();
         for (uint32_t j = 0; j < slice; j += RF_ATTEND_BLOCK) {
             block(s, at);
             at = (at + RF_ATTEND_BLOCK) % positions;
         }
-        best = fmin(best, (now() - start) / slice);
+        best = fmin(best, ((double)rf_os_clock_ns() - start) / slice);
     }
     return best;
 }

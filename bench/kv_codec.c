@@ -8,24 +8,17 @@
  * by 3 queries (one group of heads); the store is larger than a core's cache. Each figure is the
  * best of several slices.
  */
+#include "base/base.h"
 #include "kernels/kv_codec.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define ROWS      8192u
 #define QUERIES   3u
 #define WIDTH_MAX 256u
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return 1e9 * (double)t.tv_sec + (double)t.tv_nsec;
-}
 
 static float gauss(uint64_t *seed)
 {
@@ -108,7 +101,7 @@ static double measure(setup *s, work what)
     float turned[WIDTH_MAX];
     for (uint32_t slice = 0; slice < 200; slice++) {
         const uint32_t count = 128, first = slice * count % ROWS;
-        const double start = now();
+        const double start = (double)rf_os_clock_ns();
         for (uint32_t r = first; r < first + count; r++) {
             const float *row = s->rows + (size_t)r * width;
             uint8_t *to = s->stored + (size_t)r * s->shape.row_bytes;
@@ -138,7 +131,7 @@ static double measure(setup *s, work what)
                 break;
             }
         }
-        best = fmin(best, (now() - start) / count);
+        best = fmin(best, ((double)rf_os_clock_ns() - start) / count);
     }
     return best;
 }

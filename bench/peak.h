@@ -4,15 +4,14 @@
 #ifndef RF_BENCH_PEAK_H
 #define RF_BENCH_PEAK_H
 
+#include "base/base.h"
+
 #include <stddef.h>
 #include <stdint.h>
-#include <time.h>
 
-static inline double peak_now(void)
+static inline double peak_now(void) /* seconds */
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    return 1e-9 * (double)rf_os_clock_ns();
 }
 
 typedef struct peak { /* GMAC/s */

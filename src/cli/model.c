@@ -172,9 +172,8 @@ void cli_options_for(const cli_args *args, rf_options *options)
     options->cpu_mask = args->cpu_mask;
     options->draft = (uint32_t)args->draft;
     const cli_command *command = args->command;
-    bool measures = command == &cli_commands[CLI_PPL] || command == &cli_commands[CLI_SCORE];
-    if (measures || command == &cli_commands[CLI_CALIBRATE])
-        options->act_prompt = options->act_generation = 16;
+    if (command == &cli_commands[CLI_PPL] || command == &cli_commands[CLI_SCORE])
+        options->act_prompt = options->act_generation = 16; /* they measure */
     if (args->act[0]) {
         options->act_prompt = args->act[0];
         options->act_generation = args->act[1];

@@ -114,15 +114,6 @@ void rf_pack_int16_scalar(const rf_act_layout *layout, const float *x, void *pac
     }
 }
 
-/* The multiplier of 32 values within a block of 256. */
-static int32_t multiplier_of(uint32_t amax_bits, float per_amax)
-{
-    const float wanted = __builtin_ceilf(rf_bits_float(amax_bits) * per_amax);
-    return wanted < 1.0f               ? 1
-           : wanted > RF_ACT_MULTIPLES ? (int32_t)RF_ACT_MULTIPLES
-                                       : (int32_t)wanted;
-}
-
 void rf_pack_int8_scalar(const rf_act_layout *layout, const float *x, void *packed)
 {
     uint8_t *bytes = packed;
@@ -140,8 +131,8 @@ void rf_pack_int8_scalar(const rf_act_layout *layout, const float *x, void *pack
             int32_t multiplier = 1;
             if (block == 256) {
                 if (scale.inverse != 0.0f) {
-                    multiplier = multiplier_of(largest_bits(x + part, 32),
-                                               RF_ACT_MULTIPLES / rf_bits_float(amax_bits));
+                    multiplier = rf_act_multiplier(largest_bits(x + part, 32),
+                                                   RF_ACT_MULTIPLES / rf_bits_float(amax_bits));
                 }
                 multipliers[part / 32] = (int16_t)multiplier;
             }

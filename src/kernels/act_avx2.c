@@ -66,15 +66,6 @@ RF_INLINE void pack_32(const float *x, float inverse, int32_t multiplier, int8_t
     sums[1] = multiplier * sum_i32(_mm256_add_epi32(c, d));
 }
 
-/* As multiplier_of of act.c: amax_bits are finite. */
-RF_INLINE int32_t multiplier_of(uint32_t amax_bits, float per_amax)
-{
-    const float wanted = __builtin_ceilf(rf_bits_float(amax_bits) * per_amax);
-    return wanted < 1.0f               ? 1
-           : wanted > RF_ACT_MULTIPLES ? (int32_t)RF_ACT_MULTIPLES
-                                       : (int32_t)wanted;
-}
-
 void rf_pack_int8_avx2(const rf_act_layout *layout, const float *x, void *packed)
 {
     uint8_t *bytes = packed;
@@ -92,7 +83,7 @@ void rf_pack_int8_avx2(const rf_act_layout *layout, const float *x, void *packed
         for (uint32_t part = at; part < at + block; part += 32) {
             int32_t multiplier = 1;
             if (block == 256 && scale.inverse != 0.0f) {
-                multiplier = multiplier_of(largest_bits(x + part, 32), per_amax);
+                multiplier = rf_act_multiplier(largest_bits(x + part, 32), per_amax);
             }
             if (block == 256) {
                 multipliers[part / 32] = (int16_t)multiplier;

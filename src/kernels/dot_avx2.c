@@ -36,20 +36,6 @@ RF_INLINE __m256i madd_load(__m256i w, const int16_t *q)
     return _mm256_madd_epi16(w, rf_load_256(q));
 }
 
-/* Eight halves, step bytes apart. */
-RF_INLINE __m256 load_halves(const uint8_t *p, size_t step)
-{
-    __m128i h = _mm_cvtsi32_si128(rf_load_u16(p));
-    h = _mm_insert_epi16(h, rf_load_u16(p + step), 1);
-    h = _mm_insert_epi16(h, rf_load_u16(p + 2 * step), 2);
-    h = _mm_insert_epi16(h, rf_load_u16(p + 3 * step), 3);
-    h = _mm_insert_epi16(h, rf_load_u16(p + 4 * step), 4);
-    h = _mm_insert_epi16(h, rf_load_u16(p + 5 * step), 5);
-    h = _mm_insert_epi16(h, rf_load_u16(p + 6 * step), 6);
-    h = _mm_insert_epi16(h, rf_load_u16(p + 7 * step), 7);
-    return _mm256_cvtph_ps(h);
-}
-
 /* Eight pairs of halves, step bytes apart. */
 RF_INLINE void load_half_pairs(const uint8_t *p, size_t step, __m256 *first, __m256 *second)
 {
@@ -76,7 +62,7 @@ RF_INLINE eight eight_q8_0(const uint8_t *blocks, const input *in, uint32_t at)
         part[i] = _mm256_add_epi32(madd_load(rf_load_bytes_i16(qs), q + 32 * i),
                                    madd_load(rf_load_bytes_i16(qs + 16), q + 32 * i + 16));
     }
-    return (eight){.sum = rf_sum_each_of_8(part), .scale = load_halves(blocks, bytes)};
+    return (eight){.sum = rf_sum_each_of_8(part), .scale = rf_load_halves(blocks, bytes)};
 }
 
 /* Eight blocks of 32 nibbles, bytes apart. */
@@ -96,7 +82,7 @@ RF_INLINE eight eight_q4_0(const uint8_t *blocks, const input *in, uint32_t at)
     const size_t bytes = sizeof(rf_block_q4_0);
     const __m256i sum = sum_nibbles(blocks + 2, bytes, in->q + (size_t)at * 32);
     const __m256i offset = _mm256_slli_epi32(rf_load_256(in->sums_32 + at), 3);
-    return (eight){.sum = _mm256_sub_epi32(sum, offset), .scale = load_halves(blocks, bytes)};
+    return (eight){.sum = _mm256_sub_epi32(sum, offset), .scale = rf_load_halves(blocks, bytes)};
 }
 
 RF_INLINE eight eight_q4_1(const uint8_t *blocks, const input *in, uint32_t at)
@@ -141,7 +127,7 @@ RF_INLINE eight eight_q4_0_bytes(const uint8_t *blocks, const input *in, uint32_
     const size_t bytes = sizeof(rf_block_q4_0);
     const __m256i sum = sum_nibble_bytes(blocks + 2, bytes, in->q8 + (size_t)at * 32);
     const __m256i offset = _mm256_slli_epi32(rf_load_256(in->sums_32 + at), 3);
-    return (eight){.sum = _mm256_sub_epi32(sum, offset), .scale = load_halves(blocks, bytes)};
+    return (eight){.sum = _mm256_sub_epi32(sum, offset), .scale = rf_load_halves(blocks, bytes)};
 }
 
 RF_INLINE eight eight_q4_1_bytes(const uint8_t *blocks, const input *in, uint32_t at)
@@ -172,16 +158,16 @@ RF_INLINE eight eight_q5_0(const uint8_t *blocks, const input *in, uint32_t at)
     const size_t bytes = sizeof(rf_block_q5_0);
     const __m256i sum = sum_fives(blocks + 2, blocks + 6, bytes, in->q + (size_t)at * 32);
     const __m256i offset = _mm256_slli_epi32(rf_load_256(in->sums_32 + at), 4);
-    return (eight){.sum = _mm256_sub_epi32(sum, offset), .scale = load_halves(blocks, bytes)};
+    return (eight){.sum = _mm256_sub_epi32(sum, offset), .scale = rf_load_halves(blocks, bytes)};
 }
 
 RF_INLINE eight eight_q5_1(const uint8_t *blocks, const input *in, uint32_t at)
 {
     const size_t bytes = sizeof(rf_block_q5_1);
-    return (eight){.sum = sum_fives(blocks + 4, blocks + 8, bytes, in->q + (size_t)at * 32),
-                   .min_sum = rf_load_256(in->sums_32 + at),
-                   .scale = load_halves(blocks, bytes),
-                   .min_scale = load_halves(blocks + 2, bytes)};
+    eight out = {.sum = sum_fives(blocks + 4, blocks + 8, bytes, in->q + (size_t)at * 32),
+                 .min_sum = rf_load_256(in->sums_32 + at)};
+    load_half_pairs(blocks, bytes, &out.scale, &out.min_scale);
+    return out;
 }
 
 /* 32 unsigned codes times the high and low parts of their activations, and 16 bits of scale for
@@ -216,7 +202,7 @@ RF_INLINE eight eight_iq4_nl(const uint8_t *blocks, const input *in, uint32_t at
     }
     const __m256i offset = _mm256_slli_epi32(rf_load_256(in->sums_32 + at), 7);
     return (eight){.sum = _mm256_sub_epi32(rf_sum_each_of_8(part), offset),
-                   .scale = load_halves(blocks, bytes)};
+                   .scale = rf_load_halves(blocks, bytes)};
 }
 
 /* Partial sums of the four folds of a block of iq4_xs, with 128 added to the values of the table:
@@ -281,7 +267,7 @@ RF_INLINE eight eight_tq1_0(const uint8_t *blocks, const input *in, uint32_t at)
         part[i] = part_ternary(code, in, (at + i) * 256);
     }
     return (eight){.sum = rf_sum_each_of_8(part),
-                   .scale = load_halves(blocks + offsetof(rf_block_tq1_0, d), bytes)};
+                   .scale = rf_load_halves(blocks + offsetof(rf_block_tq1_0, d), bytes)};
 }
 
 RF_INLINE eight eight_tq2_0(const uint8_t *blocks, const input *in, uint32_t at)
@@ -293,7 +279,7 @@ RF_INLINE eight eight_tq2_0(const uint8_t *blocks, const input *in, uint32_t at)
         part[i] = part_ternary(code, in, (at + i) * 256);
     }
     return (eight){.sum = rf_sum_each_of_8(part),
-                   .scale = load_halves(blocks + offsetof(rf_block_tq2_0, d), bytes)};
+                   .scale = rf_load_halves(blocks + offsetof(rf_block_tq2_0, d), bytes)};
 }
 
 /* ---- the rest of a row ------------------------------------------------------------------- */
@@ -356,20 +342,6 @@ RF_INLINE eight few_folds(const uint8_t *weight, const input *in, uint32_t at, u
 
 /* ---- rows -------------------------------------------------------------------------------- */
 
-/* q = 128 * high + low, both in -64 .. 64; count is a multiple of 32. */
-static void split_codes(const int16_t *q, size_t count, int8_t *high, int8_t *low)
-{
-    for (size_t i = 0; i < count; i += 32) {
-        const __m256i a = rf_load_256(q + i), b = rf_load_256(q + i + 16);
-        const __m256i ha = _mm256_srai_epi16(_mm256_add_epi16(a, rf_i16(64)), 7);
-        const __m256i hb = _mm256_srai_epi16(_mm256_add_epi16(b, rf_i16(64)), 7);
-        const __m256i la = _mm256_sub_epi16(a, _mm256_slli_epi16(ha, 7));
-        const __m256i lb = _mm256_sub_epi16(b, _mm256_slli_epi16(hb, 7));
-        rf_store_256(high + i, _mm256_permute4x64_epi64(_mm256_packs_epi16(ha, hb), 0xD8));
-        rf_store_256(low + i, _mm256_permute4x64_epi64(_mm256_packs_epi16(la, lb), 0xD8));
-    }
-}
-
 /* Scratch of one token: two arrays of k / 32 with a spare vector each, two of k, and one of k
  * int16. */
 static size_t input_bytes(uint32_t k)
@@ -403,7 +375,7 @@ static void prepare(input *in, const rf_matmul *job, uint32_t t, const shape *s,
         in->sums_32[i] = in->sums[2 * i] + in->sums[2 * i + 1];
     }
     if (s->block == 256) {
-        split_codes(in->q, k, in->high, in->low);
+        rf_split_codes(in->q, k, in->high, in->low);
     }
 }
 
@@ -443,7 +415,7 @@ RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_
                         const shape s, eight_fn direct)
 {
     const uint32_t folds = job->k / s.fold, chunk_bytes = 8 * s.fold / s.block * s.block_bytes;
-    const bool padded = direct && s.block == 32;
+    const bool padded = s.block == 32;
     const uint32_t left = folds % 8;
     input in[RF_DOT_TOKENS_MAX], end[RF_DOT_TOKENS_MAX];
     rest ends[RF_DOT_TOKENS_MAX];
@@ -463,8 +435,7 @@ RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_
                 if (t == 0) {
                     rf_prefetch_lines(weight, chunk_bytes);
                 }
-                const eight e =
-                    direct ? direct(weight, &in[t], at) : few_folds(weight, &in[t], at, 8, s);
+                const eight e = direct(weight, &in[t], at);
                 lanes = add_eight(lanes, &e, _mm256_loadu_ps(in[t].fold_scale + at), s.min_step);
             }
             if (at < folds) {
@@ -488,7 +459,6 @@ RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_
 
 void rf_dot_avx2(const rf_matmul *job, uint32_t first, uint32_t last, void *scratch)
 {
-    const rf_quant *quant = rf_quant_of(job->format);
     switch (job->format) { /* each case is the loop above with its format inlined */
     case RF_Q4_0:
         if (job->layout.act == RF_ACT_INT8) {
@@ -540,11 +510,7 @@ void rf_dot_avx2(const rf_matmul *job, uint32_t first, uint32_t last, void *scra
         dot_rows(job, first, last, scratch,
                  (shape){256, sizeof(rf_block_tq2_0), 256, 0, rf_unpack_tq2_0, false}, eight_tq2_0);
         break;
-    default: /* formats without code of their own */
-        dot_rows(job, first, last, scratch,
-                 (shape){quant->block, quant->block_bytes, quant->fold, quant->min_step,
-                         quant->unpack, false},
-                 NULL);
+    default:
         break;
     }
 }

@@ -62,15 +62,7 @@ RF_INLINE __m256 rf_dot_scales(const uint8_t *p, size_t step, uint32_t count)
 {
     uint16_t halves[8] = {0};
     if (count == 8) {
-        __m128i h = _mm_cvtsi32_si128(rf_load_u16(p));
-        h = _mm_insert_epi16(h, rf_load_u16(p + step), 1);
-        h = _mm_insert_epi16(h, rf_load_u16(p + 2 * step), 2);
-        h = _mm_insert_epi16(h, rf_load_u16(p + 3 * step), 3);
-        h = _mm_insert_epi16(h, rf_load_u16(p + 4 * step), 4);
-        h = _mm_insert_epi16(h, rf_load_u16(p + 5 * step), 5);
-        h = _mm_insert_epi16(h, rf_load_u16(p + 6 * step), 6);
-        h = _mm_insert_epi16(h, rf_load_u16(p + 7 * step), 7);
-        return _mm256_cvtph_ps(h);
+        return rf_load_halves(p, step);
     }
     for (uint32_t i = 0; i < count; i++) {
         halves[i] = rf_load_u16(p + i * step);

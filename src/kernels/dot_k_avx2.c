@@ -310,20 +310,6 @@ RF_INLINE void block_q6_k(const work *w, const input in[], eight *e)
 
 /* ---- tokens ------------------------------------------------------------------------------ */
 
-/* q = 128 * high + low, both in -64 .. 64; count is a multiple of 32. */
-static void split_codes(const int16_t *q, size_t count, int8_t *high, int8_t *low)
-{
-    for (size_t i = 0; i < count; i += 32) {
-        const __m256i a = rf_load_256(q + i), b = rf_load_256(q + i + 16);
-        const __m256i ha = _mm256_srai_epi16(_mm256_add_epi16(a, rf_i16(64)), 7);
-        const __m256i hb = _mm256_srai_epi16(_mm256_add_epi16(b, rf_i16(64)), 7);
-        const __m256i la = _mm256_sub_epi16(a, _mm256_slli_epi16(ha, 7));
-        const __m256i lb = _mm256_sub_epi16(b, _mm256_slli_epi16(hb, 7));
-        rf_store_256(high + i, _mm256_permute4x64_epi64(_mm256_packs_epi16(ha, hb), 0xD8));
-        rf_store_256(low + i, _mm256_permute4x64_epi64(_mm256_packs_epi16(la, lb), 0xD8));
-    }
-}
-
 /* Scratch of one token: arrays of k / 32, and of k / 64 with a spare vector; two of k. */
 static size_t input_bytes(uint32_t k)
 {
@@ -350,7 +336,7 @@ static void prepare(input *in, const rf_matmul *job, uint32_t t, uint32_t fold, 
     if (layout->act == RF_ACT_INT8) {
         in->high = in->low = rf_act_q8(act);
     } else {
-        split_codes(rf_act_q16(act), k, planes, planes + k);
+        rf_split_codes(rf_act_q16(act), k, planes, planes + k);
         in->high = planes;
         in->low = planes + k;
     }

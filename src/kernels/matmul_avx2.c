@@ -276,14 +276,7 @@ static void store_tile(const rf_matmul *job, uint32_t row, uint32_t rows, uint32
                        uint32_t tokens, float results[4][16])
 {
     for (uint32_t t = 0; t < tokens; t++) {
-        float *out = job->out + (uint64_t)rf_matmul_token(job, first + t) * job->out_stride + row;
-        if (rows == RF_PANEL_ROWS && !job->accumulate) {
-            memcpy(out, results[t], sizeof results[t]);
-            continue;
-        }
-        for (uint32_t r = 0; r < rows; r++) {
-            out[r] = job->accumulate ? out[r] + results[t][r] : results[t][r];
-        }
+        rf_matmul_store_rows(job, first + t, row, rows, results[t]);
     }
 }
 

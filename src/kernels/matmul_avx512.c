@@ -75,22 +75,10 @@ static void prepare_bytes_32(const int32_t *sums, int32_t offset, uint32_t k, in
     }
 }
 
-/* A token of int8 in blocks of 256 as words, for formats whose bytes have no shape. */
-static void expand_act(const uint8_t *act, const rf_act_layout *layout, int16_t *out)
-{
-    for (size_t i = 0; i < layout->k; i += 32) {
-        const int multiplier = layout->block == 256 ? rf_act_multipliers(act, layout)[i / 32] : 1;
-        const __m512i q = _mm512_cvtepi8_epi16(rf_load_256(rf_act_q8(act) + i));
-        rf_store_512(out + i, _mm512_mullo_epi16(q, _mm512_set1_epi16((short)multiplier)));
-    }
-}
-
 typedef struct matmul_state {
     rf_tiling tiling;
-    bool bytes, expand; /* panels of bytes; int8 activations as words */
-    uint32_t tile_tokens;
-    int32_t *spare; /* rf_tile_spare words of each token, then its activations as words */
-    int16_t *expanded;
+    bool bytes;     /* panels of bytes */
+    int32_t *spare; /* rf_tile_spare words of each token */
 } matmul_state;
 
 /* Tokens [first, first + count) of a job; a tile that is not full repeats its last. */
@@ -124,10 +112,6 @@ static void prepare_tile(rf_tile *in, const rf_matmul *job, const matmul_state *
             prepare_bytes_32(sums, (int32_t)shape->offset, k, start);
         } else if (s->bytes) {
             prepare_bytes_256(act, &job->layout, shape, multiplier, start);
-        } else if (s->expand) {
-            int16_t *words = s->expanded + (size_t)t * k;
-            expand_act(act, &job->layout, words);
-            in->q[t] = (const uint8_t *)words;
         }
     }
     in->blocks_shift = 0;
@@ -140,23 +124,20 @@ static void store_tile(const rf_matmul *job, uint32_t row, uint32_t rows, uint32
                        uint32_t tokens, rf_tile_sums sums)
 {
     for (uint32_t t = 0; t < tokens; t++) {
-        float *out = job->out + (uint64_t)rf_matmul_token(job, first + t) * job->out_stride + row;
-        for (uint32_t r = 0; r < rows; r++) {
-            out[r] = job->accumulate ? out[r] + sums[t][r] : sums[t][r];
-        }
+        rf_matmul_store_rows(job, first + t, row, rows, sums[t]);
     }
 }
 
 static void run_panel(const rf_matmul *job, matmul_state *s, uint32_t row, uint32_t rows)
 {
-    const uint32_t tiles = (job->token_count + s->tile_tokens - 1) / s->tile_tokens;
+    const uint32_t tiles = (job->token_count + RF_TILE_512 - 1) / RF_TILE_512;
     const uint64_t bytes = RF_PANEL_512 * job->weight_row_bytes;
     const uintptr_t after = (uintptr_t)job->weight + (row + rows) * job->weight_row_bytes;
     s->tiling.next.at = after;
     s->tiling.next.end = after + bytes;
     s->tiling.next.lines = (uint32_t)(bytes / 64 / tiles / s->tiling.folds) + 1;
-    for (uint32_t first = 0; first < job->token_count; first += s->tile_tokens) {
-        const uint32_t count = RF_MIN(s->tile_tokens, job->token_count - first);
+    for (uint32_t first = 0; first < job->token_count; first += RF_TILE_512) {
+        const uint32_t count = RF_MIN(RF_TILE_512, job->token_count - first);
         rf_tile_sums sums;
         rf_tile in;
         prepare_tile(&in, job, s, first, count);
@@ -175,22 +156,15 @@ void rf_matmul_quant_avx512(const rf_matmul *job, uint32_t first_row, uint32_t l
     if (rf_dot_avx512(job, first_row, last_row, scratch)) {
         return;
     }
-    matmul_state s = {.tile_tokens = RF_TILE_512};
+    matmul_state s = {.bytes = job->layout.act == RF_ACT_INT8};
     rf_tiling *tiling = &s.tiling;
-    const bool int8 = job->layout.act == RF_ACT_INT8;
-    s.bytes = rf_panel_shape_of(job->format, &tiling->shape) && int8;
-    s.expand = int8 && !s.bytes;
+    tiling->shape = rf_panel_shape_of(job->format);
     tiling->folds = job->k / tiling->shape.fold;
     tiling->record_bytes = rf_panel_record_bytes(&tiling->shape, !s.bytes);
     tiling->code_bytes = rf_panel_code_bytes(&tiling->shape, !s.bytes);
     tiling->panel = scratch;
     const uint64_t panel_bytes = (uint64_t)tiling->folds * tiling->record_bytes;
-    const uint64_t token_bytes = rf_tile_spare(job->k) * 4 + (s.expand ? 2ull * job->k : 0);
-    while (panel_bytes + s.tile_tokens * token_bytes > rf_matmul_scratch_bytes(job->k)) {
-        s.tile_tokens -= 2; /* only with words of int8 activations */
-    }
     s.spare = (int32_t *)(void *)((uint8_t *)scratch + panel_bytes);
-    s.expanded = (int16_t *)(void *)(s.spare + s.tile_tokens * rf_tile_spare(job->k));
     for (uint32_t row = first_row; row < last_row; row += RF_PANEL_512) {
         const uint32_t rows = RF_MIN(RF_PANEL_512, last_row - row);
         if (s.bytes) {

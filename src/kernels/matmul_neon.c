@@ -316,9 +316,7 @@ static void store_tile(const rf_matmul *job, uint32_t row, uint32_t rows, uint32
                        uint32_t tokens, float results[4][8])
 {
     for (uint32_t t = 0; t < tokens; t++) {
-        for (uint32_t r = 0; r < rows; r++) {
-            rf_matmul_store(job, first + t, row + r, results[t][r]);
-        }
+        rf_matmul_store_rows(job, first + t, row, rows, results[t]);
     }
 }
 

@@ -61,15 +61,6 @@ RF_INLINE int32_t pack_16(const float *x, float inverse, int8_t *q)
     return vaddvq_s16(vaddq_s16(a, b));
 }
 
-/* The multiplier of 32 values within a block of 256. */
-RF_INLINE int32_t multiplier_of(const float *x, float per_amax)
-{
-    const float wanted = __builtin_ceilf(rf_bits_float(largest_bits(x, 32)) * per_amax);
-    return wanted < 1.0f               ? 1
-           : wanted > RF_ACT_MULTIPLES ? (int32_t)RF_ACT_MULTIPLES
-                                       : (int32_t)wanted;
-}
-
 /* A block whose codes are zeros. */
 RF_INLINE void zero_block(const rf_act_layout *layout, uint32_t at, int8_t *q, int16_t *multipliers,
                           int32_t *sums)
@@ -102,7 +93,7 @@ void rf_pack_int8_neon(const rf_act_layout *layout, const float *x, void *packed
         for (uint32_t part = at; part < at + block; part += 32) {
             int32_t multiplier = 1;
             if (block == 256) {
-                multiplier = multiplier_of(x + part, per_amax);
+                multiplier = rf_act_multiplier(largest_bits(x + part, 32), per_amax);
                 multipliers[part / 32] = (int16_t)multiplier;
             }
             const float inverse = scale.inverse / (float)multiplier;

@@ -19,20 +19,20 @@ static const byte_codes byte_formats[] = {
     {RF_TQ1_0, 32, 1, false}, {RF_TQ2_0, 32, 1, false},
 };
 
-bool rf_panel_shape_of(rf_format format, rf_panel_shape *shape)
+rf_panel_shape rf_panel_shape_of(rf_format format)
 {
+    _Static_assert(RF_ARRAY_COUNT(byte_formats) == RF_QUANT_COUNT, "a shape for each format");
     const rf_quant *quant = rf_quant_of(format);
-    *shape =
-        (rf_panel_shape){.block = quant->block, .fold = quant->fold, .min_step = quant->min_step};
-    for (size_t i = 0; i < RF_ARRAY_COUNT(byte_formats); i++) {
-        if (byte_formats[i].format == format) {
-            shape->sub = byte_formats[i].sub;
-            shape->offset = byte_formats[i].offset;
-            shape->wide = byte_formats[i].wide;
-            return true;
-        }
+    const byte_codes *bytes = byte_formats;
+    while (bytes->format != format) {
+        bytes++;
     }
-    return false;
+    return (rf_panel_shape){.block = quant->block,
+                            .fold = quant->fold,
+                            .min_step = quant->min_step,
+                            .sub = bytes->sub,
+                            .offset = bytes->offset,
+                            .wide = bytes->wide};
 }
 
 /* Words of 32 bits of sixteen rows, stride bytes apart: word w of row r goes to line w, lane r.
@@ -353,8 +353,7 @@ typedef void (*codes_fn)(const uint8_t *block, code_row *out);
 RF_INLINE void make_panel(const rf_matmul *job, uint32_t row, uint32_t count, uint8_t *panel,
                           uint32_t block_bytes, codes_fn codes)
 {
-    rf_panel_shape s;
-    rf_panel_shape_of(job->format, &s);
+    const rf_panel_shape s = rf_panel_shape_of(job->format);
     const uint32_t blocks = job->k / s.block, folds = job->k / s.fold;
     const uint32_t record_bytes = rf_panel_record_bytes(&s, false);
     const uint32_t code_bytes = rf_panel_code_bytes(&s, false);

@@ -69,7 +69,6 @@ RF_INLINE uint32_t rf_walk_place(const rf_walk *walk, uint32_t fold)
 void rf_panel_words_avx512(const rf_matmul *job, uint32_t row, uint32_t count, uint8_t *panel);
 void rf_panel_bytes_avx512(const rf_matmul *job, uint32_t row, uint32_t count, uint8_t *panel);
 
-/* The shape of a format in bytes; false: it has none, and its words serve. */
-bool rf_panel_shape_of(rf_format format, rf_panel_shape *shape);
+rf_panel_shape rf_panel_shape_of(rf_format format);
 
 #endif

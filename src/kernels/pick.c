@@ -139,12 +139,10 @@ void rf_kernels_scalar(rf_kernels *kernels)
     kernels->attend_entry = attend;
 }
 
-bool rf_kernels_of(rf_kernels *kernels, uint32_t single_set)
+/* Puts a set's kernels over those of the table; false when this build has no such set. */
+static bool overlay(rf_kernels *kernels, uint32_t single_set)
 {
-    rf_kernels_scalar(kernels);
     switch (single_set) {
-    case RF_CPU_SCALAR:
-        return true;
 #if defined(__x86_64__)
     case RF_CPU_AVX2:
         rf_kernels_avx2(kernels);
@@ -158,28 +156,23 @@ bool rf_kernels_of(rf_kernels *kernels, uint32_t single_set)
         return true;
 #endif
     default:
-        return false;
+        return single_set == RF_CPU_SCALAR;
     }
+}
+
+bool rf_kernels_of(rf_kernels *kernels, uint32_t single_set)
+{
+    rf_kernels_scalar(kernels);
+    return overlay(kernels, single_set);
 }
 
 void rf_kernels_pick(rf_kernels *kernels, uint32_t cpu_mask)
 {
     const uint32_t usable = rf_cpu_detect() & cpu_mask;
     rf_kernels_scalar(kernels);
-#if defined(__x86_64__)
-    if (usable & RF_CPU_AVX2) {
-        rf_kernels_avx2(kernels);
-        kernels->cpu |= RF_CPU_AVX2;
+    for (uint32_t set = RF_CPU_AVX2; set <= RF_CPU_NEON; set *= 2) { /* narrow ones first */
+        if (usable & set && overlay(kernels, set)) {
+            kernels->cpu |= set;
+        }
     }
-    if (usable & RF_CPU_AVX512) {
-        rf_kernels_avx512(kernels);
-        kernels->cpu |= RF_CPU_AVX512;
-    }
-#elif defined(__aarch64__)
-    if (usable & RF_CPU_NEON) {
-        rf_kernels_neon(kernels);
-        kernels->cpu |= RF_CPU_NEON;
-    }
-#endif
-    (void)usable;
 }

@@ -113,6 +113,41 @@ static inline void rf_matmul_store(const rf_matmul *job, uint32_t t, uint32_t ro
     *out = job->accumulate ? *out + value : value;
 }
 
+static inline uint32_t rf_float_bits(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+static inline float rf_bits_float(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* The multiplier of 32 values within a block of 256, both of finite values. */
+static inline int32_t rf_act_multiplier(uint32_t amax_bits, float per_amax)
+{
+    const float wanted = __builtin_ceilf(rf_bits_float(amax_bits) * per_amax);
+    return wanted < 1.0f               ? 1
+           : wanted > RF_ACT_MULTIPLES ? (int32_t)RF_ACT_MULTIPLES
+                                       : (int32_t)wanted;
+}
+/* Rows [row, row + count) of a job's token t. */
+static inline void rf_matmul_store_rows(const rf_matmul *job, uint32_t t, uint32_t row,
+                                        uint32_t count, const float *values)
+{
+    float *out = job->out + (uint64_t)rf_matmul_token(job, t) * job->out_stride + row;
+    if (!job->accumulate) {
+        memcpy(out, values, count * sizeof *out);
+        return;
+    }
+    for (uint32_t r = 0; r < count; r++) {
+        out[r] += values[r];
+    }
+}
+
 static inline uint16_t rf_load_u16(const uint8_t *bytes)
 {
     uint16_t value;
@@ -165,19 +200,6 @@ static inline float rf_sum_lanes_16(const float lanes[16])
 #define RF_EXP_C4       4.16666667e-2f
 #define RF_EXP_C3       1.66666667e-1f
 #define RF_EXP_C2       0.5f
-
-static inline uint32_t rf_float_bits(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-static inline float rf_bits_float(uint32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
 
 static inline float rf_exp_one(float x)
 {

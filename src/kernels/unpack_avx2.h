@@ -13,6 +13,34 @@ RF_INLINE __m256i rf_i16(int value)
     return _mm256_set1_epi16((short)value);
 }
 
+/* Eight halves, step bytes apart. */
+RF_INLINE __m256 rf_load_halves(const uint8_t *p, size_t step)
+{
+    __m128i h = _mm_cvtsi32_si128(rf_load_u16(p));
+    h = _mm_insert_epi16(h, rf_load_u16(p + step), 1);
+    h = _mm_insert_epi16(h, rf_load_u16(p + 2 * step), 2);
+    h = _mm_insert_epi16(h, rf_load_u16(p + 3 * step), 3);
+    h = _mm_insert_epi16(h, rf_load_u16(p + 4 * step), 4);
+    h = _mm_insert_epi16(h, rf_load_u16(p + 5 * step), 5);
+    h = _mm_insert_epi16(h, rf_load_u16(p + 6 * step), 6);
+    h = _mm_insert_epi16(h, rf_load_u16(p + 7 * step), 7);
+    return _mm256_cvtph_ps(h);
+}
+
+/* q = 128 * high + low, both in -64 .. 64; count is a multiple of 32. */
+RF_INLINE void rf_split_codes(const int16_t *q, size_t count, int8_t *high, int8_t *low)
+{
+    for (size_t i = 0; i < count; i += 32) {
+        const __m256i a = rf_load_256(q + i), b = rf_load_256(q + i + 16);
+        const __m256i ha = _mm256_srai_epi16(_mm256_add_epi16(a, rf_i16(64)), 7);
+        const __m256i hb = _mm256_srai_epi16(_mm256_add_epi16(b, rf_i16(64)), 7);
+        const __m256i la = _mm256_sub_epi16(a, _mm256_slli_epi16(ha, 7));
+        const __m256i lb = _mm256_sub_epi16(b, _mm256_slli_epi16(hb, 7));
+        rf_store_256(high + i, _mm256_permute4x64_epi64(_mm256_packs_epi16(ha, hb), 0xD8));
+        rf_store_256(low + i, _mm256_permute4x64_epi64(_mm256_packs_epi16(la, lb), 0xD8));
+    }
+}
+
 /* 16 bytes of nibbles to 32 weights, each less offset. */
 RF_INLINE void rf_unpack_nibbles(const uint8_t *qs, int offset, int16_t *w)
 {

@@ -89,10 +89,7 @@ static void pack_int8(const rf_act_layout *layout, const float *x, void *packed)
         for (uint32_t j = 0; j < block / 32; j++) {
             int32_t multiplier = 1;
             if (block == 256) {
-                const float wanted = __builtin_ceilf(rf_bits_float(amax_of[j]) * per_amax);
-                multiplier = wanted < 1.0f               ? 1
-                             : wanted > RF_ACT_MULTIPLES ? (int32_t)RF_ACT_MULTIPLES
-                                                         : (int32_t)wanted;
+                multiplier = rf_act_multiplier(amax_of[j], per_amax);
                 multipliers[at / 32 + j] = (int16_t)multiplier;
             }
             pack_32(x + at + 32 * j, scale.inverse / (float)multiplier, multiplier, q + at + 32 * j,

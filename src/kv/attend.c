@@ -96,7 +96,7 @@ typedef struct tile {
     const rf_kv_attend *job;
     const rf_kv_layer_store *layer;
     uint32_t head, group, first_token, tokens, queries;
-    bool k_coded, v_coded;
+    bool k_coded;
     float *state, *out; /* of the part in hand: [query][2], [query][v_width] */
     tile_parts parts;
 } tile;
@@ -568,7 +568,6 @@ static tile tile_of(const rf_kv *kv, const rf_kv_attend *owned, void *scratch)
     const rf_kv_layer_store *layer = &kv->layers[owned->layer];
     tile t = {.kv = kv, .job = owned, .layer = layer, .group = owned->heads / layer->kv_heads};
     t.k_coded = is_coded(&layer->side[RF_KV_K]);
-    t.v_coded = is_coded(&layer->side[RF_KV_V]);
     lay_parts(scratch, layer->side[RF_KV_K].width, layer->side[RF_KV_V].width, t.group, &t.parts);
     return t;
 }

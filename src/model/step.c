@@ -135,6 +135,11 @@ static void run_rows(rf_network *network, uint32_t count, uint64_t row_cost, rf_
 
 /* ---- matmul ------------------------------------------------------------------------------ */
 
+static void *scratch_of(const rf_network *network, uint32_t worker)
+{
+    return (uint8_t *)network->buffers[RF_B_SCRATCH] + worker * network->scratch_stride;
+}
+
 typedef struct matmul_job {
     rf_network *network;
     rf_matmul parts[RF_OP_OPERANDS];
@@ -146,8 +151,7 @@ typedef struct matmul_job {
 static void matmul_tiles(void *context, uint32_t first, uint32_t last, uint32_t worker)
 {
     const matmul_job *job = context;
-    uint8_t *scratch =
-        (uint8_t *)job->network->buffers[RF_B_SCRATCH] + worker * job->network->scratch_stride;
+    void *scratch = scratch_of(job->network, worker);
     for (uint32_t i = 0; i < job->part_count; i++) {
         uint32_t from = RF_MAX(first, job->first_tile[i]);
         uint32_t to = RF_MIN(last, job->first_tile[i + 1]);
@@ -264,7 +268,7 @@ static void matmul_set(rf_network *network, const rf_op *op, uint32_t layer, con
 
 /* Tokens of both phases, when they differ in precision, go one phase after the other. The head
  * always takes 16 bits: its rounding errors are those of the logits themselves, and few rows of a
- * prompt ask for any (measured on SmolLM2: RF_HEAD_ACT). */
+ * prompt ask for any (measured, SmolLM2 Q4_1 with 8 bits elsewhere: KL 0.0043, else 0.0046). */
 static void matmul_op(rf_network *network, const rf_op *op, uint32_t layer, uint32_t tokens,
                       const rf_phase_rows phases[RF_PHASES])
 {
@@ -296,9 +300,7 @@ typedef struct append_job {
 static void append_units(void *context, uint32_t first, uint32_t last, uint32_t worker)
 {
     const append_job *job = context;
-    uint8_t *scratch =
-        (uint8_t *)job->network->buffers[RF_B_SCRATCH] + worker * job->network->scratch_stride;
-    rf_kv_append_run(&job->rows, first, last, scratch);
+    rf_kv_append_run(&job->rows, first, last, scratch_of(job->network, worker));
 }
 
 static rf_status append_op(rf_network *network, const rf_step_input *input, uint32_t layer_index,
@@ -347,11 +349,6 @@ static rf_kv_attend attend_job(const rf_network *network, const rf_step_run *run
                           .out_stride = out_stride,
                           .scale = scale,
                           .parts = run->parts};
-}
-
-static void *scratch_of(const rf_network *network, uint32_t worker)
-{
-    return (uint8_t *)network->buffers[RF_B_SCRATCH] + worker * network->scratch_stride;
 }
 
 static void attend_units(void *context, uint32_t first, uint32_t last, uint32_t worker)

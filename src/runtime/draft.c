@@ -37,25 +37,28 @@ static uint64_t table_count(const rf_model_plan *plan)
     return count;
 }
 
+/* The regions, for the plan and for who takes them. */
+enum { STATE, TOKENS, TABLE, REGIONS };
+static const char *const region_ids[REGIONS] = {"draft.state", "draft.tokens", "draft.table"};
+
+static bool extent_of(const rf_model_plan *plan, int region, rf_extent *out)
+{
+    const rf_extent each[REGIONS] = {{"bytes", 1, sizeof(struct rf_draft)},
+                                     {"u32", history_count(plan), sizeof(uint32_t)},
+                                     {"u32", table_count(plan), sizeof(uint32_t)}};
+    *out = each[region];
+    return rf_mul(each[region].count, plan->info.slots, &out->count);
+}
+
 rf_status rf_draft_plan(rf_model_plan *plan, rf_error *err)
 {
-    if (!plan->options.draft)
-        return RF_OK;
-    const struct {
-        const char *id, *format;
-        uint64_t each, unit_bytes;
-    } rows[] = {
-        {"draft.state", "bytes", 1, sizeof(struct rf_draft)},
-        {"draft.tokens", "u32", history_count(plan), sizeof(uint32_t)},
-        {"draft.table", "u32", table_count(plan), sizeof(uint32_t)},
-    };
-    for (size_t i = 0; i < RF_ARRAY_COUNT(rows); i++) {
-        uint64_t count = 0;
-        if (!rf_mul(rows[i].each, plan->info.slots, &count))
-            return rf_fail(err, RF_ERR_NO_FIT, rows[i].id, "the size leaves 64 bits");
+    for (int i = 0; plan->options.draft && i < REGIONS; i++) {
+        rf_extent extent;
+        if (!extent_of(plan, i, &extent))
+            return rf_fail(err, RF_ERR_NO_FIT, region_ids[i], "the size leaves 64 bits");
         rf_status status =
-            rf_plan_add_region(&plan->regions, rows[i].id, rows[i].format, RF_SCOPE_MODEL,
-                               RF_POOL_TABLES, count, rows[i].unit_bytes, err);
+            rf_plan_add_region(&plan->regions, region_ids[i], extent.format, RF_SCOPE_MODEL,
+                               RF_POOL_TABLES, extent.count, extent.unit_bytes, err);
         if (status)
             return status;
     }
@@ -64,27 +67,22 @@ rf_status rf_draft_plan(rf_model_plan *plan, rf_error *err)
 
 rf_status rf_draft_open(rf_model *model, rf_error *err)
 {
-    const rf_model_plan *plan = model->plan;
-    rf_scope *scope = &model->model_scope;
-    if (!plan->options.draft)
+    void *regions[REGIONS] = {NULL};
+    rf_extent extent = {0};
+    if (!model->plan->options.draft)
         return RF_OK;
-    const uint64_t slots = plan->info.slots;
-    void *state = NULL, *tokens = NULL, *table = NULL;
-    rf_extent extents[] = {{"bytes", slots, sizeof(struct rf_draft)},
-                           {"u32", slots * history_count(plan), sizeof(uint32_t)},
-                           {"u32", slots * table_count(plan), sizeof(uint32_t)}};
-    rf_status status = rf_scope_take(scope, "draft.state", &extents[0], &state, err);
-    if (status == RF_OK)
-        status = rf_scope_take(scope, "draft.tokens", &extents[1], &tokens, err);
-    if (status == RF_OK)
-        status = rf_scope_take(scope, "draft.table", &extents[2], &table, err);
-    if (status)
-        return status;
-    model->drafts = state;
-    model->draft_tokens = tokens;
-    model->draft_table = table;
-    memset(table, 0, (size_t)(extents[2].count * sizeof(uint32_t)));
-    for (uint32_t slot = 0; slot < slots; slot++)
+    for (int i = 0; i < REGIONS; i++) {
+        (void)extent_of(model->plan, i, &extent); /* it was planned */
+        rf_status status =
+            rf_scope_take(&model->model_scope, region_ids[i], &extent, &regions[i], err);
+        if (status)
+            return status;
+    }
+    model->drafts = regions[STATE];
+    model->draft_tokens = regions[TOKENS];
+    model->draft_table = regions[TABLE];
+    memset(regions[TABLE], 0, (size_t)(extent.count * extent.unit_bytes));
+    for (uint32_t slot = 0; slot < model->plan->info.slots; slot++)
         rf_draft_start(model, slot);
     return RF_OK;
 }

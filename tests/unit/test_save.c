@@ -9,11 +9,12 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
+#include "folder.h"
+
 #include "kv/store.h"
 #include "runtime/runtime.h"
 #include "slot_bytes.h"
 
-#include <dirent.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -634,17 +635,6 @@ static void other_models_and_other_options_are_refused(void **state)
 
 /* ---- the disk ------------------------------------------------------------------------------ */
 
-static uint32_t files_in_folder(void)
-{
-    uint32_t count = 0;
-    DIR *folder = opendir(FOLDER);
-    assert_non_null(folder);
-    for (struct dirent *entry; (entry = readdir(folder));)
-        count += entry->d_name[0] != '.';
-    closedir(folder);
-    return count;
-}
-
 static void holds(const blob *b)
 {
     blob now = read_blob(SLOT_PATH);
@@ -691,22 +681,22 @@ static void a_save_that_fails_or_dies_leaves_the_old_file_whole(void **state)
     must(save(&s, 0, SLOT_PATH, &w, &err), &err);
     blob old = read_blob(SLOT_PATH);
     proceed(&s, 0, 50, &w);
-    uint32_t files = files_in_folder();
+    uint32_t files = files_in(FOLDER);
     for (rlim_t bytes = 0; bytes < old.size; bytes += 997) { /* the disk is full */
         assert_int_equal(save_with_limit(&s, &w, bytes, SIG_IGN), RF_ERR_IO);
         holds(&old);
-        assert_int_equal(files_in_folder(), files);
+        assert_int_equal(files_in(FOLDER), files);
     }
     assert_int_equal(save_with_limit(&s, &w, 5000, SIG_DFL), -SIGXFSZ);
     holds(&old);
-    assert_int_equal(files_in_folder(), files);
+    assert_int_equal(files_in(FOLDER), files);
     for (rlim_t bytes = 0; bytes < old.size; bytes += 3989) {
         assert_int_equal(save_with_limit(&s, &w, bytes, die), -SIGKILL);
         holds(&old);
-        assert_int_equal(files_in_folder(), files);
+        assert_int_equal(files_in(FOLDER), files);
     }
     assert_int_equal(save_with_limit(&s, &w, RLIM_INFINITY, SIG_DFL), RF_OK);
-    assert_int_equal(files_in_folder(), files);
+    assert_int_equal(files_in(FOLDER), files);
     proceed(&s, 0, 100, &w);
     must(restore(&s, 1, SLOT_PATH, &again, &err), &err);
     again.logits = 0;

@@ -7,9 +7,10 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
+#include "folder.h"
+
 #include "base/base.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -61,17 +62,6 @@ static void holds(const uint8_t *data, uint64_t count)
     assert_int_equal(fread(got, 1, sizeof got, file), count);
     assert_memory_equal(got, data, count);
     fclose(file);
-}
-
-static uint32_t files_in_folder(void)
-{
-    uint32_t count = 0;
-    DIR *folder = opendir(FOLDER);
-    assert_non_null(folder);
-    for (struct dirent *entry; (entry = readdir(folder));)
-        count += entry->d_name[0] != '.';
-    closedir(folder);
-    return count;
 }
 
 /* From now on this process sees a file system that cannot open a file without a name, or a system
@@ -133,11 +123,11 @@ static void a_process_that_is_killed_while_it_writes_leaves_nothing(void **state
     (void)state;
     for (rlim_t limit = 0; limit < SIZE; limit += 1999) {
         assert_int_equal(write_in_child(SIZE, limit, WHOLE), -SIGKILL);
-        assert_int_equal(files_in_folder(), 1);
+        assert_int_equal(files_in(FOLDER), 1);
         holds(old_bytes, SIZE);
     }
     assert_int_equal(write_in_child(SIZE + 1, RLIM_INFINITY, WHOLE), RF_OK);
-    assert_int_equal(files_in_folder(), 1);
+    assert_int_equal(files_in(FOLDER), 1);
     holds(new_bytes, SIZE + 1);
 }
 
@@ -147,12 +137,12 @@ static void where_every_file_has_a_name_one_stays_and_the_next_write_takes_it(vo
     may_lie();
     for (rlim_t limit = 0; limit < SIZE; limit += 1999) { /* the later ones find a longer one */
         assert_int_equal(write_in_child(SIZE, SIZE - 1 - limit, NO_NAMELESS), -SIGKILL);
-        assert_int_equal(files_in_folder(), 2);
+        assert_int_equal(files_in(FOLDER), 2);
         assert_int_equal(access(TEMPORARY, F_OK), 0);
         holds(old_bytes, SIZE);
     }
     assert_int_equal(write_in_child(100, RLIM_INFINITY, NO_NAMELESS), RF_OK);
-    assert_int_equal(files_in_folder(), 1);
+    assert_int_equal(files_in(FOLDER), 1);
     holds(new_bytes, 100);
 }
 
@@ -161,7 +151,7 @@ static void a_file_that_can_get_no_name_is_written_again_under_one(void **state)
     (void)state;
     may_lie();
     assert_int_equal(write_in_child(SIZE + 1, RLIM_INFINITY, NO_LINK), RF_OK);
-    assert_int_equal(files_in_folder(), 1);
+    assert_int_equal(files_in(FOLDER), 1);
     holds(new_bytes, SIZE + 1);
 }
 
@@ -174,7 +164,7 @@ static void what_a_dead_process_left_is_replaced(void **state)
     fputs("left", left);
     fclose(left);
     assert_int_equal(write_bytes(new_bytes, SIZE, NULL), RF_OK);
-    assert_int_equal(files_in_folder(), 1);
+    assert_int_equal(files_in(FOLDER), 1);
     holds(new_bytes, SIZE);
 }
 
