@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "base/base.h"
+#include "emulated.h"
 
 #include <fcntl.h>
 #include <math.h>
@@ -452,10 +453,10 @@ static void anonymous_and_data_bytes_grow_with_what_is_taken(void **state)
     if (data == 0 || anonymous == 0)
         skip();
     assert_int_equal(rf_os_reserve(bytes, &base, NULL), RF_OK);
-    assert_int_equal(rf_os_data_bytes() - data, bytes);
-    assert_true(rf_os_anonymous() - anonymous < bytes / 2);
+    assert_data(rf_os_data_bytes() - data == bytes);
+    assert_data(rf_os_anonymous() - anonymous < bytes / 2);
     rf_os_touch(base, bytes);
-    assert_true(rf_os_anonymous() - anonymous >= bytes);
+    assert_data(rf_os_anonymous() - anonymous >= bytes);
     rf_os_release(base, bytes);
 }
 
