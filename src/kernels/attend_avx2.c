@@ -186,18 +186,25 @@ static void add_f16(const rf_attend *job, uint32_t query, uint32_t count, rf_att
 /* ---- softmax ------------------------------------------------------------------------------ */
 
 /* The largest scores of a query in eight lanes; scores beside what it sees become -inf, to the ends
- * of `all` in whole thirty-twos. */
+ * of `all` in whole thirty-twos. Behind the last one whole eights have scores of some kind. */
 static __m256 tops_of(float *scores, rf_attend_range seen, rf_attend_range all)
 {
     const __m256 none = _mm256_set1_ps(-__builtin_inff());
+    const uint32_t end = (all.last + 31) & ~31u;
     for (uint32_t j = all.first & ~31u; j < seen.first; j++) {
         scores[j] = -__builtin_inff();
     }
-    for (uint32_t j = seen.last; j < ((all.last + 31) & ~31u); j++) {
-        scores[j] = -__builtin_inff();
+    uint32_t j = seen.last & ~7u;
+    if (j != seen.last) {
+        const __m256 taken = rf_first_lanes(seen.last - j);
+        _mm256_storeu_ps(scores + j, _mm256_blendv_ps(none, _mm256_loadu_ps(scores + j), taken));
+        j += 8;
+    }
+    for (; j < end; j += 8) {
+        _mm256_storeu_ps(scores + j, none);
     }
     __m256 top[2] = {none, none};
-    for (uint32_t j = all.first & ~31u; j < all.last; j += 16) {
+    for (j = all.first & ~31u; j < all.last; j += 16) {
         top[0] = _mm256_max_ps(_mm256_loadu_ps(scores + j), top[0]); /* it wins over a NaN */
         top[1] = _mm256_max_ps(_mm256_loadu_ps(scores + j + 8), top[1]);
     }

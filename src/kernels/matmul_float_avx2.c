@@ -33,6 +33,13 @@ RF_INLINE lanes16 load_weights(rf_format format, const uint8_t *row, size_t i)
 /* The last k mod 16 weights of a row, then zeros. */
 RF_INLINE lanes16 load_tail(rf_format format, const uint8_t *row, uint32_t k)
 {
+    if (format == RF_F32) { /* by way of memory a load would wait for the stores before it */
+        const float *at = (const float *)(const void *)row + (k & ~15u);
+        const uint32_t count = k & 15u, in_low = RF_MIN(count, 8u);
+        const __m256i low = _mm256_castps_si256(rf_first_lanes(in_low));
+        const __m256i high = _mm256_castps_si256(rf_first_lanes(count - in_low));
+        return (lanes16){_mm256_maskload_ps(at, low), _mm256_maskload_ps(at + 8, high)};
+    }
     const size_t size = format == RF_F32 ? 4 : 2, at = k & ~15u;
     uint8_t padded[64] = {0};
     memcpy(padded, row + at * size, (k - at) * size);
@@ -96,38 +103,54 @@ RF_INLINE __m128 sum_four(const lanes16 acc[4])
                       _mm_shuffle_ps(c, d, _MM_SHUFFLE(3, 1, 3, 1)));
 }
 
-/* Four short rows for one token: they lie together in a few lines, so going through them in step
- * is no harm to reading, and one addition of lanes serves four. k is a multiple of 16. */
-RF_INLINE void dot_four(const rf_matmul *job, rf_format format, uint32_t row)
-{
-    const uint8_t *weight = job->weight + row * job->weight_row_bytes;
-    const float *x = (const float *)(const void *)rf_matmul_act(job, 0);
-    lanes16 acc[4];
-    for (int r = 0; r < 4; r++) {
-        acc[r].low = acc[r].high = _mm256_setzero_ps();
-    }
-    for (size_t i = 0; i < job->k; i += 16) {
-        const __m256 low = rf_load_once(x + i), high = rf_load_once(x + i + 8);
-        for (size_t r = 0; r < 4; r++) {
-            const lanes16 w = load_weights(format, weight + r * job->weight_row_bytes, i);
-            acc[r].low = _mm256_fmadd_ps(w.low, low, acc[r].low);
-            acc[r].high = _mm256_fmadd_ps(w.high, high, acc[r].high);
-        }
-    }
-    float *out = job->out + (uint64_t)rf_matmul_token(job, 0) * job->out_stride + row;
-    const __m128 sums = sum_four(acc);
-    _mm_storeu_ps(out, job->accumulate ? _mm_add_ps(_mm_loadu_ps(out), sums) : sums);
-}
+#define SHORT_ROW_BYTES      1024u /* four rows within a page */
+#define SHORT_PREFETCH_BYTES 4096u /* 1 to 4 KiB are alike for rows from a last-level cache */
 
-#define SHORT_ROW_BYTES 1024u /* four rows within a page */
+/* Short rows for one token, four at a time: they lie together in a few lines, so going through them
+ * in step is no harm to reading, and one addition of lanes serves four. Returns the first row that
+ * is left. */
+RF_INLINE uint32_t dot_short_rows(const rf_matmul *job, rf_format format, uint32_t row,
+                                  uint32_t last_row)
+{
+    const size_t stride = job->weight_row_bytes, size = format == RF_F32 ? 4 : 2;
+    const size_t k = job->k, whole = k & ~(size_t)15;
+    const float *x = (const float *)(const void *)rf_matmul_act(job, 0);
+    const bool accumulate = job->accumulate;
+    const uint8_t *weight = job->weight + row * stride;
+    float *out = job->out + (uint64_t)rf_matmul_token(job, 0) * job->out_stride + row;
+    for (; row + 4 <= last_row; row += 4, weight += 4 * stride, out += 4) {
+        lanes16 acc[4];
+        for (int r = 0; r < 4; r++) {
+            acc[r].low = acc[r].high = _mm256_setzero_ps();
+        }
+        for (size_t i = 0; i < whole; i += 16) {
+            const __m256 low = rf_load_once(x + i), high = rf_load_once(x + i + 8);
+            for (size_t r = 0; r < 4; r++) {
+                const uint8_t *at = weight + r * stride;
+                const lanes16 w = load_weights(format, at, i);
+                acc[r].low = _mm256_fmadd_ps(w.low, low, acc[r].low);
+                acc[r].high = _mm256_fmadd_ps(w.high, high, acc[r].high);
+                _mm_prefetch((const char *)((uintptr_t)at + i * size + SHORT_PREFETCH_BYTES),
+                             _MM_HINT_T0);
+            }
+        }
+        if (whole != k) {
+            for (size_t r = 0; r < 4; r++) {
+                const lanes16 w = load_tail(format, weight + r * stride, job->k);
+                add_products(&acc[r], w, x + whole);
+            }
+        }
+        const __m128 sums = sum_four(acc);
+        _mm_storeu_ps(out, accumulate ? _mm_add_ps(_mm_loadu_ps(out), sums) : sums);
+    }
+    return row;
+}
 
 RF_INLINE void dot_rows(const rf_matmul *job, rf_format format, uint32_t first_row,
                         uint32_t last_row)
 {
-    if (job->token_count == 1 && job->k % 16 == 0 && job->weight_row_bytes <= SHORT_ROW_BYTES) {
-        for (; first_row + 4 <= last_row; first_row += 4) {
-            dot_four(job, format, first_row);
-        }
+    if (job->token_count == 1 && job->weight_row_bytes <= SHORT_ROW_BYTES) {
+        first_row = dot_short_rows(job, format, first_row, last_row);
     }
     for (uint32_t row = first_row; row < last_row; row++) {
         switch (job->token_count) {

@@ -71,18 +71,24 @@ static void rope_avx2(float *head, const float *table, uint32_t pairs, bool inte
     }
 }
 
+RF_INLINE __m256 silu_ymm(__m256 x)
+{
+    const __m256 e = rf_exp_ymm(_mm256_xor_ps(x, _mm256_set1_ps(-0.0f)));
+    return _mm256_div_ps(x, _mm256_add_ps(_mm256_set1_ps(1.0f), e));
+}
+
 static void swiglu_avx2(const float *gate, const float *up, float *out, uint32_t n)
 {
-    const __m256 one = _mm256_set1_ps(1.0f), sign = _mm256_set1_ps(-0.0f);
     uint32_t i = 0;
     for (; i + 8 <= n; i += 8) {
-        const __m256 x = _mm256_loadu_ps(gate + i);
-        const __m256 e = rf_exp_ymm(_mm256_xor_ps(x, sign));
-        const __m256 silu = _mm256_div_ps(x, _mm256_add_ps(one, e));
-        _mm256_storeu_ps(out + i, _mm256_mul_ps(silu, _mm256_loadu_ps(up + i)));
+        const __m256 gates = _mm256_loadu_ps(gate + i);
+        _mm256_storeu_ps(out + i, _mm256_mul_ps(silu_ymm(gates), _mm256_loadu_ps(up + i)));
     }
-    for (; i < n; i++) {
-        out[i] = rf_silu_one(gate[i]) * up[i];
+    if (i < n) {
+        const __m256i rest = _mm256_castps_si256(rf_first_lanes(n - i));
+        const __m256 gates = _mm256_maskload_ps(gate + i, rest);
+        const __m256 ups = _mm256_maskload_ps(up + i, rest);
+        _mm256_maskstore_ps(out + i, rest, _mm256_mul_ps(silu_ymm(gates), ups));
     }
 }
 

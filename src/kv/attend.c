@@ -453,23 +453,28 @@ static void join_part(const tile *t)
     }
 }
 
-/* A tile by itself. */
+/* A tile by itself. Its first part is attended to where the sums of all belong: joined to nothing
+ * it would stay as it is. */
 static void walk(tile *t)
 {
     const rf_kv_side_store *values = &t->layer->side[RF_KV_V];
     const view v = view_of(t->kv, t->layer, t->job, t->first_token, t->tokens);
-    t->state = t->parts.part_state;
-    t->out = t->parts.part_out;
-    start(t->parts.state, t->parts.out, t->queries, values->width);
-    if (v.has_pinned) {
+    bool is_first = !v.has_pinned;
+    t->state = t->parts.state;
+    t->out = t->parts.out;
+    if (v.has_pinned)
         pinned_part(t, &v);
-        join_part(t);
-    }
     if (!v.has_pinned || t->job->q_sink)
         set_queries(t, t->job->q);
     for (uint64_t index = v.first_part; index < v.last_part; index++) {
+        if (!is_first) {
+            t->state = t->parts.part_state;
+            t->out = t->parts.part_out;
+        }
         part(t, &v, index);
-        join_part(t);
+        if (!is_first)
+            join_part(t);
+        is_first = false;
     }
     for (uint32_t i = 0; i < t->queries; i++) {
         finish(t->kv, values, t->parts.state + i * 2, t->parts.out + (uint64_t)i * values->width,

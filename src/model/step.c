@@ -437,10 +437,13 @@ static rf_status check_logits(const rf_network *network, uint32_t count, rf_erro
     uint32_t vocab_count = network->config->vocab_count;
     for (uint32_t i = 0; i < count; i++) {
         const float *row = (const float *)network->buffers[RF_B_LOGITS] + (uint64_t)i * vocab_count;
-        float zero = 0.0f; /* x * 0 is NaN exactly for what is not finite */
-        for (uint32_t j = 0; j < vocab_count; j++)
-            zero += row[j] * 0.0f;
-        if (zero != 0.0f) {
+        uint32_t wrong = 0; /* what is not finite has all bits of the exponent */
+        for (uint32_t j = 0; j < vocab_count; j++) {
+            uint32_t bits;
+            memcpy(&bits, &row[j], sizeof bits);
+            wrong |= (bits & 0x7F800000u) == 0x7F800000u;
+        }
+        if (wrong) {
             return rf_fail(err, RF_ERR_RUNTIME, "forward.logits", "a value is not finite");
         }
     }
