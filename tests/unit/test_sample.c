@@ -341,6 +341,32 @@ static void the_window_holds_the_last_1024_tokens(void **state)
 
 /* ---- options and the public face --------------------------------------------------------- */
 
+/* A penalty of nearly 1 with nothing said changes no logit, but goes by way of an array of all. */
+static void a_row_and_an_array_of_it_give_the_same_picks(void **state)
+{
+    (void)state;
+    static const uint32_t counts[] = {2, 41, 63, 64, 65, 105, 333, COUNT_MAX};
+    static const uint32_t firsts[] = {1, 2, 40, 64, 100};
+    float logits[COUNT_MAX];
+    for (uint64_t seed = 0; seed < 400; seed++) {
+        uint32_t count = counts[seed % RF_ARRAY_COUNT(counts)];
+        rf_sampling sampling = neutral();
+        rf_sampler row, array;
+        fill_logits(logits, count, seed, seed % 3 == 0);
+        sampling.top_k = firsts[seed % RF_ARRAY_COUNT(firsts)];
+        sampling.temperature = 3.0f; /* no place in the order is left out */
+        sampling.seed = seed;
+        rf_sampler_init(&row, &sampling);
+        sampling.repeat_penalty = nextafterf(1.0f, 2.0f);
+        rf_sampler_init(&array, &sampling);
+        for (int draws = 0; draws < 20; draws++) {
+            uint32_t expected = pick(&array, logits, count);
+            array.accepted = 0;
+            assert_int_equal(pick(&row, logits, count), expected);
+        }
+    }
+}
+
 static void options_out_of_range_are_refused_by_their_name(void **state)
 {
     (void)state;
@@ -431,6 +457,7 @@ int main(void)
         cmocka_unit_test(the_generator_starts_from_the_seed_as_published),
         cmocka_unit_test(the_penalty_divides_what_was_said_and_multiplies_below_zero),
         cmocka_unit_test(the_window_holds_the_last_1024_tokens),
+        cmocka_unit_test(a_row_and_an_array_of_it_give_the_same_picks),
         cmocka_unit_test(options_out_of_range_are_refused_by_their_name),
         cmocka_unit_test(a_model_samples_each_slot_with_its_own_state),
     };
