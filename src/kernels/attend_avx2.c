@@ -252,6 +252,7 @@ static void soften(const rf_attend *job, uint32_t query, uint32_t count, rf_atte
     float *state = job->state + 2 * (size_t)query;
     float max[RF_ATTEND_GROUP] = {0}, sum[RF_ATTEND_GROUP] = {0};
     __m256 lanes[RF_ATTEND_GROUP];
+#pragma GCC unroll 8
     for (uint32_t i = 0; i < RF_ATTEND_GROUP; i++) {
         lanes[i] = _mm256_setzero_ps();
     }

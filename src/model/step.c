@@ -233,9 +233,11 @@ static void matmul_set(rf_network *network, const rf_op *op, uint32_t layer, con
 {
     const uint32_t tokens = set->count;
     const float *in = network->buffers[op->in];
-    matmul_job job = {.network = network};
+    matmul_job job; /* of many parts: those that there are are filled below */
     rf_act_layout packed_as = {0};
     const uint8_t *act = NULL;
+    job.network = network;
+    job.part_count = job.first_tile[0] = 0;
     for (int i = 0; i < RF_OP_OPERANDS && op->weight[i] != RF_W_NONE; i++) {
         const rf_weight *weight = rf_weight_at(network->weights, layer, op->weight[i]);
         rf_act_layout layout =
