@@ -223,5 +223,8 @@ uint32_t rf_team_size(const rf_team *team);
  * are done. Which worker takes which piece is not fixed; results must not depend on it. With
  * one worker, or count <= grain, it calls fn inline. Idle workers spin briefly, then sleep. */
 void rf_team_run(rf_team *team, uint32_t count, uint32_t grain, rf_work_fn fn, void *context);
+/* Names what a later job reads first: workers that spin meanwhile bring it into their caches. Any
+ * range will do, it is never read here. Called by the caller of rf_team_run, between jobs. */
+void rf_team_ahead(rf_team *team, const void *data, uint64_t bytes);
 
 #endif

@@ -28,6 +28,8 @@
 #define SPIN_LIMIT                2000u
 #define SPIN_LIMIT_OVERSUBSCRIBED 20u
 
+#define AHEAD_BYTES 512u /* asked for between two looks for a job */
+
 /* Pieces of one job: the low half of a ticket must not run over, however many workers try. */
 #define PIECES_MAX (UINT32_C(1) << 31)
 
@@ -54,6 +56,9 @@ struct rf_team {
     _Atomic uint32_t sleepers;
     _Atomic uint32_t stop;
     _Atomic uint32_t ready;
+
+    _Alignas(RF_CACHE_LINE) _Atomic uintptr_t ahead; /* what idle workers ask for next */
+    _Atomic uintptr_t ahead_end;
 
     _Alignas(RF_CACHE_LINE) rf_worker workers[]; /* [0] stands for the caller, without a thread */
 };
@@ -98,6 +103,18 @@ static void take_pieces(rf_team *team, uint32_t worker)
     }
 }
 
+/* Asks for the next few lines of what rf_team_ahead named. A worker that reads one bound before and
+ * the other after a change asks for the wrong lines, which is no harm. */
+static void ask_ahead(rf_team *team)
+{
+    uintptr_t end = atomic_load_explicit(&team->ahead_end, memory_order_relaxed);
+    if (atomic_load_explicit(&team->ahead, memory_order_relaxed) >= end)
+        return;
+    uintptr_t at = atomic_fetch_add_explicit(&team->ahead, AHEAD_BYTES, memory_order_relaxed);
+    for (uint32_t i = 0; i < AHEAD_BYTES; i += RF_CACHE_LINE)
+        __builtin_prefetch((const void *)(at + i), 0, 2);
+}
+
 /* Returns the generation that follows seen, as soon as there is one. */
 static uint32_t await_generation(rf_team *team, uint32_t seen)
 {
@@ -105,6 +122,7 @@ static uint32_t await_generation(rf_team *team, uint32_t seen)
         uint32_t now = atomic_load_explicit(&team->generation, memory_order_acquire);
         if (now != seen)
             return now;
+        ask_ahead(team);
         spin_pause();
     }
     for (;;) {
@@ -247,6 +265,17 @@ void rf_team_stop(rf_team *team)
 uint32_t rf_team_size(const rf_team *team)
 {
     return team ? team->worker_count : 1;
+}
+
+void rf_team_ahead(rf_team *team, const void *data, uint64_t bytes)
+{
+    if (!team || team->worker_count == 1)
+        return;
+    uintptr_t at = (uintptr_t)data & ~(uintptr_t)(RF_CACHE_LINE - 1);
+    uintptr_t end = (uintptr_t)data + (uintptr_t)RF_MIN(bytes, UINTPTR_MAX - (uintptr_t)data);
+    atomic_store_explicit(&team->ahead_end, 0, memory_order_relaxed);
+    atomic_store_explicit(&team->ahead, at, memory_order_relaxed);
+    atomic_store_explicit(&team->ahead_end, end, memory_order_relaxed);
 }
 
 void rf_team_run(rf_team *team, uint32_t count, uint32_t grain, rf_work_fn fn, void *context)

@@ -16,6 +16,9 @@
  * a spinning one 0.3 us (measured, two cores of an AVX-512 machine). */
 #define INLINE_MACS 65536u
 
+#define AHEAD_TOKENS 4u
+#define AHEAD_BYTES  (128u * 1024u) /* a part of a small second-level cache */
+
 /* ---- vectors ----------------------------------------------------------------------------- */
 
 typedef struct row_job {
@@ -507,6 +510,26 @@ static rf_status run_op(rf_network *network, rf_step_input *input, const rf_op *
     return RF_OK;
 }
 
+static bool is_matmul(const rf_op *op)
+{
+    return op->kind == RF_OP_MATMUL || op->kind == RF_OP_MATMUL_ADD || op->kind == RF_OP_HEAD;
+}
+
+/* Memory is idle while the small ops of a token run on one worker: the others ask for the first
+ * weights of the matmul behind them. With many tokens weights are no matter. */
+static void look_ahead(const rf_network *network, const rf_step_input *input, const rf_op *ops,
+                       uint32_t count, uint32_t layer)
+{
+    for (uint32_t i = 0; input->token_count <= AHEAD_TOKENS && i < count; i++) {
+        if (is_matmul(&ops[i])) {
+            const rf_weight *weight = rf_weight_at(network->weights, layer, ops[i].weight[0]);
+            uint64_t bytes = (uint64_t)weight->rows * weight->row_bytes;
+            rf_team_ahead(network->team, weight->data, RF_MIN(bytes, AHEAD_BYTES));
+            return;
+        }
+    }
+}
+
 static rf_status run_ops(rf_network *network, rf_step_input *input, const rf_op *ops,
                          uint32_t count, uint32_t layer, uint32_t first_number, rf_error *err)
 {
@@ -514,6 +537,8 @@ static rf_status run_ops(rf_network *network, rf_step_input *input, const rf_op 
         if (atomic_load_explicit(network->cancel, memory_order_relaxed)) {
             return rf_fail(err, RF_ERR_INTERRUPTED, ops[i].name, "the step was cancelled");
         }
+        if (i == 0 || is_matmul(&ops[i - 1]))
+            look_ahead(network, input, ops + i, count - i, layer);
         uint64_t begin = network->trace_ops ? rf_os_clock_ns() : 0;
         rf_status status = run_op(network, input, &ops[i], layer, err);
         if (network->trace_ops) {

@@ -134,6 +134,39 @@ typedef struct hold { /* one worker is kept in its piece until the others have d
     uint32_t pieces;
 } hold;
 
+static void any_range_may_be_named_as_what_comes_next(void **state)
+{
+    (void)state;
+    static tally t;
+    static const uint8_t some[3000];
+    const struct {
+        const void *data;
+        uint64_t bytes;
+    } ranges[] = {{some, sizeof some},
+                  {some + 1, 1},
+                  {some, 0},
+                  {NULL, 0},
+                  {NULL, 1 << 20}, /* nobody has mapped it */
+                  {(const void *)UINTPTR_MAX, UINT64_MAX},
+                  {(const void *)(UINTPTR_MAX - 100), 5000}};
+    for (uint32_t workers = 1; workers <= 3; workers++) {
+        test_team test;
+        start(&test, workers);
+        for (uint32_t i = 0; i < 300; i++) {
+            uint32_t r = i % (uint32_t)RF_ARRAY_COUNT(ranges);
+            rf_team_ahead(test.team, ranges[r].data, ranges[r].bytes);
+            memset(&t, 0, sizeof t);
+            t.grain = 7;
+            t.worker_count = workers;
+            rf_team_run(test.team, 1000, 7, count_items, &t);
+            for (uint32_t j = 0; j < ITEMS_MAX; j++)
+                assert_int_equal(t.visits[j], j < 1000);
+        }
+        finish(&test);
+    }
+    rf_team_ahead(NULL, some, sizeof some);
+}
+
 static void hold_the_first_piece(void *context, uint32_t first, uint32_t last, uint32_t worker)
 {
     hold *h = context;
@@ -295,6 +328,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_item_is_done_once_for_any_team_count_and_grain),
         cmocka_unit_test(many_short_jobs_lose_no_wake_up),
+        cmocka_unit_test(any_range_may_be_named_as_what_comes_next),
         cmocka_unit_test(a_worker_that_hangs_costs_its_piece_only),
         cmocka_unit_test(idle_workers_sleep),
         cmocka_unit_test(workers_block_signals_and_the_caller_does_not),
