@@ -4,26 +4,30 @@
  * each fold leaves a vector of eight partial integers, and eight such vectors become one vector of
  * eight fold sums by one transposing addition. Integers are exact, so they may be split and offset
  * as the instructions like: codes stay unsigned bytes; int16 activations are two planes of bytes,
- * int8 ones are one, and their multiplier goes to the scales. Up to four tokens share the decoding.
+ * int8 ones are one, and their multiplier goes to the scales. The scales come after products have
+ * been added across four vectors in 16 bits, so one multiplication serves 128 weights. Up to four
+ * tokens share the decoding.
  */
 #include "kernels/unpack_avx2.h"
 
 #define TOKENS 4u
 
-typedef struct input {          /* one token; the arrays are in the worker's scratch */
-    const int32_t *sums;        /* of each 16 */
-    float *fold_scale;          /* of each fold */
-    int32_t *sums_32;           /* of each 32 */
-    const int16_t *multipliers; /* int8: of each 32 */
-    const int8_t *high;         /* q = 128 * high + low; int8: q = multiplier * high */
+typedef struct input {       /* one token; the arrays are in the worker's scratch */
+    float *fold_scale;       /* of each fold */
+    int32_t *sums_32;        /* of each 32 */
+    int16_t *offsets[2];     /* of high and low: what sum_128 gives for the format's offset */
+    int16_t *multipliers_16; /* int8: those of each half block in the order of sum_128 */
+    const int32_t *sums;     /* of each 16 */
+    const int8_t *high;      /* q = 128 * high + low; int8: q = multiplier * high */
     const int8_t *low;
 } input;
 
 typedef struct shape { /* one format; constants where it is used */
     uint32_t block_bytes, fold, min_step, d_at, min_at;
+    uint32_t offset; /* codes in sub-blocks of 16 are so much too high */
 } shape;
 
-typedef struct eight { /* partial integers of eight folds */
+typedef struct eight { /* partial integers of eight folds; of fold 64: two folds a vector */
     __m256i sum[TOKENS][8], min_sum[TOKENS][8];
 } eight;
 
@@ -38,113 +42,73 @@ typedef void (*block_fn)(const work *w, const input in[], eight *e);
 
 /* ---- codes times activations ------------------------------------------------------------- */
 
-/* 32 unsigned codes below 64 from element at of the block on, and 16 bits of scale for each pair:
- * 16 bits hold 63 * 127 * 2. */
-RF_INLINE void add_codes(const work *w, const input in[], size_t at, __m256i code,
-                         const __m256i scales[TOKENS], __m256i sum[TOKENS][2])
+/* 128 unsigned codes below 64 times bytes: each 16 bits are the sum of eight products, modulo 2^16.
+ * Dword i of the low half is of sub-block 2 i, of the high half of 2 i + 1. */
+RF_INLINE __m256i sum_128(const __m256i code[4], const int8_t *q)
 {
+    const __m256i h0 = _mm256_maddubs_epi16(code[0], rf_load_256(q));
+    const __m256i h1 = _mm256_maddubs_epi16(code[1], rf_load_256(q + 32));
+    const __m256i h2 = _mm256_maddubs_epi16(code[2], rf_load_256(q + 64));
+    const __m256i h3 = _mm256_maddubs_epi16(code[3], rf_load_256(q + 96));
+    const __m256i a =
+        _mm256_add_epi16(_mm256_unpacklo_epi32(h0, h1), _mm256_unpackhi_epi32(h0, h1));
+    const __m256i b =
+        _mm256_add_epi16(_mm256_unpacklo_epi32(h2, h3), _mm256_unpackhi_epi32(h2, h3));
+    return _mm256_add_epi16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+}
+
+/* The scales of half a block in that order, of each 16 or of each 32. */
+RF_INLINE __m256i scales_of_16(__m128i scales, int half)
+{
+    const __m128i order = _mm_setr_epi8(0, 0, 2, 2, 4, 4, 6, 6, 1, 1, 3, 3, 5, 5, 7, 7);
+    const __m128i from = _mm_add_epi8(order, _mm_set1_epi8((char)(8 * half)));
+    return _mm256_cvtepi8_epi16(_mm_shuffle_epi8(scales, from));
+}
+
+RF_INLINE __m256i scales_of_32(__m128i scales, int half)
+{
+    const __m128i order = _mm_setr_epi8(0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1, 2, 2, 3, 3);
+    const __m128i from = _mm_add_epi8(order, _mm_set1_epi8((char)(4 * half)));
+    return _mm256_cvtepi8_epi16(_mm_shuffle_epi8(scales, from));
+}
+
+/* Partial sums of half a block: a dword of each sub-block. Less their offset, eight products fit 16
+ * bits whatever they were on the way: 32 * 127 * 8 = 32512. */
+RF_INLINE void times_scales(const work *w, const input in[], int half, const __m256i code[4],
+                            __m256i scales, bool has_offset, __m256i part[TOKENS])
+{
+    const size_t at = w->k + 128 * (size_t)half;
     for (uint32_t t = 0; t < w->tokens; t++) {
-        const __m256i h = _mm256_maddubs_epi16(code, rf_load_256(in[t].high + w->k + at));
-        rf_add_i32(&sum[t][0], _mm256_madd_epi16(h, scales[t]));
-        if (!w->bytes) {
-            const __m256i l = _mm256_maddubs_epi16(code, rf_load_256(in[t].low + w->k + at));
-            rf_add_i32(&sum[t][1], _mm256_madd_epi16(l, scales[t]));
+        __m256i sum[2];
+        for (int plane = 0; plane < (w->bytes ? 1 : 2); plane++) {
+            sum[plane] = sum_128(code, (plane == 0 ? in[t].high : in[t].low) + at);
+            if (has_offset) {
+                const __m256i wrong = rf_load_256(in[t].offsets[plane] + at / 8);
+                sum[plane] = _mm256_sub_epi16(sum[plane], wrong);
+            }
         }
-    }
-}
-
-RF_INLINE __m256i join_sums(const work *w, const __m256i sum[2])
-{
-    return w->bytes ? sum[0] : _mm256_add_epi32(_mm256_slli_epi32(sum[0], 7), sum[1]);
-}
-
-RF_INLINE void clear_sums(const work *w, __m256i sum[TOKENS][2])
-{
-    for (uint32_t t = 0; t < w->tokens; t++) {
-        sum[t][0] = sum[t][1] = _mm256_setzero_si256();
-    }
-}
-
-/* The scales of a block, times the multipliers for int8. Scales that all tokens share are picked
- * from registers by one shuffle each (by way of memory they come late: 11.5 instead of 13 GB/s);
- * those of several tokens are too many and go to memory. */
-typedef struct scale_table {
-    __m256i low, high; /* 16 bits each; eight scales in both halves of a register */
-    int32_t pairs[TOKENS][8];
-    bool in_memory;
-} scale_table;
-
-RF_INLINE __m256i multipliers_twice(const work *w, const input *in)
-{
-    const __m128i m = _mm_loadu_si128((const __m128i *)(in->multipliers + w->k / 32));
-    const __m256i once = _mm256_cvtepu16_epi32(m);
-    return _mm256_or_si256(once, _mm256_slli_epi32(once, 16));
-}
-
-RF_INLINE void scales_to_memory(const work *w, const input in[], __m256i scales, scale_table *table)
-{
-    for (uint32_t t = 0; t < w->tokens; t++) {
-        rf_store_256(table->pairs[t], _mm256_mullo_epi16(scales, multipliers_twice(w, &in[t])));
-    }
-    RF_KEEP_IN_MEMORY(table->pairs);
-}
-
-/* Sixteen scales, of each 16. */
-RF_INLINE void make_scales_16(const work *w, const input in[], __m256i scales, scale_table *table)
-{
-    table->in_memory = w->bytes && w->tokens > 1;
-    if (table->in_memory) {
-        scales_to_memory(w, in, scales, table);
-        return;
-    }
-    scales = w->bytes ? _mm256_mullo_epi16(scales, multipliers_twice(w, &in[0])) : scales;
-    table->low = _mm256_permute4x64_epi64(scales, 0x44);
-    table->high = _mm256_permute4x64_epi64(scales, 0xEE);
-}
-
-/* Eight scales, of each 32. */
-RF_INLINE void make_scales_32(const work *w, const input in[], __m128i codes, scale_table *table)
-{
-    table->in_memory = w->bytes && w->tokens > 1;
-    __m128i scales = _mm_cvtepu8_epi16(codes);
-    if (table->in_memory) {
-        const __m256i once = _mm256_cvtepu8_epi32(codes);
-        scales_to_memory(w, in, _mm256_or_si256(once, _mm256_slli_epi32(once, 16)), table);
-        return;
-    }
-    if (w->bytes) {
-        const __m128i *m = (const __m128i *)(const void *)(in[0].multipliers + w->k / 32);
-        scales = _mm_mullo_epi16(scales, _mm_loadu_si128(m));
-    }
-    table->low = _mm256_broadcastsi128_si256(scales);
-}
-
-/* Those of 32 codes, 32 * j on: of each 16, the low half of a register has the first's. */
-RF_INLINE void take_scales(const work *w, const scale_table *table, int j, bool of_16,
-                           __m256i scales[TOKENS])
-{
-    const __m256i halves = _mm256_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2,
-                                            3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3);
-    const __m256i pick = of_16 ? _mm256_add_epi8(halves, _mm256_set1_epi8((char)(j % 4 * 4)))
-                               : _mm256_set1_epi16((short)(2 * j | (2 * j + 1) << 8));
-    const __m256i from = of_16 && j >= 4 ? table->high : table->low;
-    for (uint32_t t = 0; t < w->tokens; t++) {
-        if (table->in_memory) {
-            scales[t] = _mm256_set1_epi32(table->pairs[t][j]);
-            scales[t] = of_16 ? _mm256_shuffle_epi8(scales[t], halves) : scales[t];
+        if (w->bytes) {
+            const __m256i by = rf_load_256(in[t].multipliers_16 + at / 8);
+            part[t] = _mm256_madd_epi16(sum[0], _mm256_mullo_epi16(scales, by));
         } else {
-            scales[t] = t != 0 ? scales[0] : _mm256_shuffle_epi8(from, pick);
+            part[t] = _mm256_add_epi32(_mm256_slli_epi32(_mm256_madd_epi16(sum[0], scales), 7),
+                                       _mm256_madd_epi16(sum[1], scales));
         }
     }
 }
 
-/* Products of sixteen bytes of codes (signed) with the sums of their sub-blocks of 16. */
-RF_INLINE void times_sums(const work *w, __m128i codes, const int32_t *sums, __m256i product[2])
+/* Products of sixteen bytes of codes with the sums of their sub-blocks of 16. */
+RF_INLINE __m256i times_sums(const work *w, __m128i codes, const int32_t *sums)
 {
     const __m256i first = _mm256_cvtepi8_epi32(codes);
     const __m256i second = _mm256_cvtepi8_epi32(_mm_srli_si128(codes, 8));
-    product[0] = _mm256_mullo_epi32(first, rf_load_256(sums + w->k / 16));
-    product[1] = _mm256_mullo_epi32(second, rf_load_256(sums + w->k / 16 + 8));
+    return _mm256_add_epi32(_mm256_mullo_epi32(first, rf_load_256(sums + w->k / 16)),
+                            _mm256_mullo_epi32(second, rf_load_256(sums + w->k / 16 + 8)));
+}
+
+RF_INLINE __m256i times_sums_32(const work *w, __m128i mins, const input *in)
+{
+    return _mm256_mullo_epi32(_mm256_cvtepu8_epi32(mins), rf_load_256(in->sums_32 + w->k / 32));
 }
 
 /* ---- blocks ------------------------------------------------------------------------------ */
@@ -153,22 +117,21 @@ RF_INLINE void block_q2_k(const work *w, const input in[], eight *e)
 {
     const __m256i three = _mm256_set1_epi8(3);
     const __m128i packed = _mm_loadu_si128((const __m128i *)w->block), low4 = _mm_set1_epi8(15);
-    __m256i sum[TOKENS][2], scales[TOKENS];
-    scale_table table;
-    make_scales_16(w, in, _mm256_cvtepu8_epi16(_mm_and_si128(packed, low4)), &table);
-    clear_sums(w, sum);
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; j++) {
-        const __m256i q = rf_load_256(w->block + offsetof(rf_block_q2_k, qs) + j / 4 * 32);
-        const __m256i code = _mm256_and_si256(_mm256_srli_epi16(q, j % 4 * 2), three);
-        take_scales(w, &table, j, true, scales);
-        add_codes(w, in, 32 * (size_t)j, code, scales, sum);
+    __m256i part[2][TOKENS], code[4];
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+        const __m256i q = rf_load_256(w->block + offsetof(rf_block_q2_k, qs) + 32 * half);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+            code[j] = _mm256_and_si256(_mm256_srli_epi16(q, 2 * j), three);
+        }
+        times_scales(w, in, half, code, scales_of_16(_mm_and_si128(packed, low4), half), false,
+                     part[half]);
     }
+    const __m128i mins = _mm_and_si128(_mm_srli_epi16(packed, 4), low4);
     for (uint32_t t = 0; t < w->tokens; t++) {
-        __m256i mins[2];
-        times_sums(w, _mm_and_si128(_mm_srli_epi16(packed, 4), low4), in[t].sums, mins);
-        e->sum[t][w->slot] = join_sums(w, sum[t]);
-        e->min_sum[t][w->slot] = _mm256_add_epi32(mins[0], mins[1]);
+        e->sum[t][w->slot] = _mm256_add_epi32(part[0][t], part[1][t]);
+        e->min_sum[t][w->slot] = times_sums(w, mins, in[t].sums);
     }
 }
 
@@ -177,24 +140,21 @@ RF_INLINE void block_q3_k(const work *w, const input in[], eight *e)
     const __m256i three = _mm256_set1_epi8(3), four = _mm256_set1_epi8(4);
     const __m128i packed = rf_scales_q3_k(w->block);
     const __m256i high = rf_load_256(w->block);
-    __m256i sum[TOKENS][2], scales[TOKENS];
-    scale_table table;
-    make_scales_16(w, in, _mm256_cvtepi8_epi16(packed), &table);
-    clear_sums(w, sum);
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; j++) {
-        const __m256i q = rf_load_256(w->block + offsetof(rf_block_q3_k, qs) + j / 4 * 32);
-        const __m256i low = _mm256_and_si256(_mm256_srli_epi16(q, j % 4 * 2), three);
-        const __m256i bit = j < 2 ? _mm256_slli_epi16(high, 2 - j) : _mm256_srli_epi16(high, j - 2);
-        take_scales(w, &table, j, true, scales);
-        add_codes(w, in, 32 * (size_t)j, _mm256_or_si256(low, _mm256_and_si256(bit, four)), scales,
-                  sum);
+    __m256i part[2][TOKENS], code[4];
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+        const __m256i q = rf_load_256(w->block + offsetof(rf_block_q3_k, qs) + 32 * half);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+            const int up = 2 - j - 4 * half; /* to bit 2 */
+            const __m256i bit = up > 0 ? _mm256_slli_epi16(high, up) : _mm256_srli_epi16(high, -up);
+            code[j] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(q, 2 * j), three),
+                                      _mm256_and_si256(bit, four));
+        }
+        times_scales(w, in, half, code, scales_of_16(packed, half), true, part[half]);
     }
     for (uint32_t t = 0; t < w->tokens; t++) {
-        __m256i offset[2];
-        times_sums(w, packed, in[t].sums, offset); /* codes are 4 too high */
-        e->sum[t][w->slot] = _mm256_sub_epi32(
-            join_sums(w, sum[t]), _mm256_slli_epi32(_mm256_add_epi32(offset[0], offset[1]), 2));
+        e->sum[t][w->slot] = _mm256_add_epi32(part[0][t], part[1][t]);
     }
 }
 
@@ -205,26 +165,20 @@ RF_INLINE __m256i four_bits(const uint8_t *qs, int j)
     return _mm256_and_si256(_mm256_srli_epi16(q, j % 2 * 4), _mm256_set1_epi8(15));
 }
 
-RF_INLINE __m256i times_sums_32(const work *w, __m128i mins, const input *in)
-{
-    return _mm256_mullo_epi32(_mm256_cvtepu8_epi32(mins), rf_load_256(in->sums_32 + w->k / 32));
-}
-
 RF_INLINE void block_q4_k(const work *w, const input in[], eight *e)
 {
     const __m128i codes = rf_scales_k(w->block), mins = _mm_srli_si128(codes, 8);
-    __m256i sum[TOKENS][2], scales[TOKENS];
-    scale_table table;
-    make_scales_32(w, in, codes, &table);
-    clear_sums(w, sum);
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; j++) {
-        take_scales(w, &table, j, false, scales);
-        add_codes(w, in, 32 * (size_t)j, four_bits(w->block + offsetof(rf_block_q4_k, qs), j),
-                  scales, sum);
+    __m256i part[2][TOKENS], code[4];
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+            code[j] = four_bits(w->block + offsetof(rf_block_q4_k, qs), 4 * half + j);
+        }
+        times_scales(w, in, half, code, scales_of_32(codes, half), false, part[half]);
     }
     for (uint32_t t = 0; t < w->tokens; t++) {
-        e->sum[t][w->slot] = join_sums(w, sum[t]);
+        e->sum[t][w->slot] = _mm256_add_epi32(part[0][t], part[1][t]);
         e->min_sum[t][w->slot] = times_sums_32(w, mins, &in[t]);
     }
 }
@@ -234,111 +188,126 @@ RF_INLINE void block_q5_k(const work *w, const input in[], eight *e)
     const __m256i zero = _mm256_setzero_si256(), sixteen = _mm256_set1_epi8(16);
     const __m128i codes = rf_scales_k(w->block), mins = _mm_srli_si128(codes, 8);
     const __m256i high = rf_load_256(w->block + offsetof(rf_block_q5_k, qh));
-    __m256i sum[TOKENS][2], scales[TOKENS];
-    scale_table table;
-    make_scales_32(w, in, codes, &table);
+    __m256i part[2][TOKENS], code[4];
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
-        clear_sums(w, sum);
 #pragma GCC unroll 4
-        for (int j = 4 * half; j < 4 * half + 4; j++) {
-            const __m256i bit =
-                j < 4 ? _mm256_slli_epi16(high, 4 - j) : _mm256_srli_epi16(high, j - 4);
-            const __m256i low = four_bits(w->block + offsetof(rf_block_q5_k, qs), j);
-            take_scales(w, &table, j, false, scales);
-            add_codes(w, in, 32 * (size_t)j, _mm256_or_si256(low, _mm256_and_si256(bit, sixteen)),
-                      scales, sum);
+        for (int j = 0; j < 4; j++) {
+            const int up = 4 - j - 4 * half; /* to bit 4 */
+            const __m256i bit = up > 0 ? _mm256_slli_epi16(high, up) : _mm256_srli_epi16(high, -up);
+            code[j] =
+                _mm256_or_si256(four_bits(w->block + offsetof(rf_block_q5_k, qs), 4 * half + j),
+                                _mm256_and_si256(bit, sixteen));
         }
-        for (uint32_t t = 0; t < w->tokens; t++) {
-            e->sum[t][w->slot + (uint32_t)half] = join_sums(w, sum[t]);
-        }
+        times_scales(w, in, half, code, scales_of_32(codes, half), false, part[half]);
     }
     for (uint32_t t = 0; t < w->tokens; t++) {
         const __m256i product = times_sums_32(w, mins, &in[t]);
+        e->sum[t][w->slot] = part[0][t];
+        e->sum[t][w->slot + 1] = part[1][t];
         e->min_sum[t][w->slot] = _mm256_blend_epi32(zero, product, 0x0F);
         e->min_sum[t][w->slot + 1] = _mm256_blend_epi32(zero, product, 0xF0);
     }
 }
 
-/* Part 0 .. 3 of a half block of q6_K: 32 codes. */
-RF_INLINE __m256i six_bits(const uint8_t *low, __m256i high, int part)
-{
-    const __m256i four = _mm256_set1_epi8(15), two = _mm256_set1_epi8(0x30);
-    const __m256i l = rf_load_256(low + part % 2 * 32);
-    const __m256i h = part == 0   ? _mm256_slli_epi16(high, 4)
-                      : part == 1 ? _mm256_slli_epi16(high, 2)
-                      : part == 2 ? high
-                                  : _mm256_srli_epi16(high, 2);
-    return _mm256_or_si256(_mm256_and_si256(part < 2 ? l : _mm256_srli_epi16(l, 4), four),
-                           _mm256_and_si256(h, two));
-}
-
+/* Two folds a vector: dwords 0 and 1 of both halves, and 2 and 3. */
 RF_INLINE void block_q6_k(const work *w, const input in[], eight *e)
 {
-    const __m256i zero = _mm256_setzero_si256();
+    const __m256i four = _mm256_set1_epi8(15), two = _mm256_set1_epi8(0x30);
     const __m128i packed =
         _mm_loadu_si128((const __m128i *)(w->block + offsetof(rf_block_q6_k, scales)));
-    __m256i sum[TOKENS][2], scales[TOKENS];
-    scale_table table;
-    make_scales_16(w, in, _mm256_cvtepi8_epi16(packed), &table);
-#pragma GCC unroll 4
-    for (int fold = 0; fold < 4; fold++) {
-        const int half = fold / 2;
-        const __m256i high = rf_load_256(w->block + offsetof(rf_block_q6_k, qh) + 32 * half);
-        clear_sums(w, sum);
+    __m256i part[TOKENS], code[4];
 #pragma GCC unroll 2
-        for (int j = 2 * fold; j < 2 * fold + 2; j++) {
-            take_scales(w, &table, j, true, scales);
-            add_codes(w, in, 32 * (size_t)j, six_bits(w->block + 64 * half, high, j % 4), scales,
-                      sum);
-        }
+    for (int half = 0; half < 2; half++) {
+        const __m256i l0 = rf_load_256(w->block + 64 * half);
+        const __m256i l1 = rf_load_256(w->block + 64 * half + 32);
+        const __m256i high = rf_load_256(w->block + offsetof(rf_block_q6_k, qh) + 32 * half);
+        code[0] = _mm256_or_si256(_mm256_and_si256(l0, four),
+                                  _mm256_and_si256(_mm256_slli_epi16(high, 4), two));
+        code[1] = _mm256_or_si256(_mm256_and_si256(l1, four),
+                                  _mm256_and_si256(_mm256_slli_epi16(high, 2), two));
+        code[2] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(l0, 4), four),
+                                  _mm256_and_si256(high, two));
+        code[3] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(l1, 4), four),
+                                  _mm256_and_si256(_mm256_srli_epi16(high, 2), two));
+        times_scales(w, in, half, code, scales_of_16(packed, half), true, part);
         for (uint32_t t = 0; t < w->tokens; t++) {
-            e->sum[t][w->slot + (uint32_t)fold] = join_sums(w, sum[t]);
+            e->sum[t][w->slot / 2 + (uint32_t)half] = part[t];
         }
     }
-    for (uint32_t t = 0; t < w->tokens; t++) { /* codes are 32 too high */
-        __m256i offset[2], *of = &e->sum[t][w->slot];
-        times_sums(w, packed, in[t].sums, offset);
-        for (int half = 0; half < 2; half++) {
-            const __m256i wrong = _mm256_slli_epi32(offset[half], 5);
-            of[2 * half] = _mm256_sub_epi32(of[2 * half], _mm256_blend_epi32(zero, wrong, 0x0F));
-            of[2 * half + 1] =
-                _mm256_sub_epi32(of[2 * half + 1], _mm256_blend_epi32(zero, wrong, 0xF0));
-        }
+}
+
+/* The sums of eight folds of 64 from four such vectors. */
+RF_INLINE __m256i sum_each_of_2(const __m256i v[4])
+{
+    __m256i two[2];
+    for (int i = 0; i < 2; i++) {
+        const __m256 a = _mm256_castsi256_ps(v[2 * i]), b = _mm256_castsi256_ps(v[2 * i + 1]);
+        two[i] = _mm256_add_epi32(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)),
+                                  _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xDD)));
     }
+    return _mm256_add_epi32(_mm256_permute2x128_si256(two[0], two[1], 0x20),
+                            _mm256_permute2x128_si256(two[0], two[1], 0x31));
 }
 
 /* ---- tokens ------------------------------------------------------------------------------ */
 
-/* Scratch of one token: arrays of k / 32, and of k / 64 with a spare vector; two of k. */
+/* Scratch of one token: arrays of k / 64 with a spare vector and of k / 32; three of k / 8 int16;
+ * two of k bytes. */
 static size_t input_bytes(uint32_t k)
 {
-    return (size_t)k / 32 * 4 + ((size_t)k / 64 + 8) * 4 + 2 * (size_t)k;
+    return ((size_t)k / 64 + 8) * 4 + (size_t)k / 32 * 4 + (size_t)k / 8 * 6 + 2 * (size_t)k;
+}
+
+/* What codes that are all the offset give. */
+static void prepare_offsets(uint32_t offset, const int8_t *q, size_t k, int16_t *out)
+{
+    const __m256i one = _mm256_set1_epi8((char)offset), code[4] = {one, one, one, one};
+    for (size_t i = 0; i < k; i += 128) {
+        rf_store_256(out + i / 8, sum_128(code, q + i));
+    }
 }
 
 /* Fills what the rows read of token t, once for all rows of a call. */
-static void prepare(input *in, const rf_matmul *job, uint32_t t, uint32_t fold, uint8_t *scratch)
+static void prepare(input *in, const rf_matmul *job, uint32_t t, const shape *s, uint8_t *scratch)
 {
     const rf_act_layout *layout = &job->layout;
     const uint8_t *act = rf_matmul_act(job, t);
     const size_t k = job->k;
     in->sums = rf_act_sums(act, layout);
-    in->sums_32 = (int32_t *)(void *)(scratch + t * input_bytes(job->k));
-    in->multipliers = rf_act_multipliers(act, layout);
-    in->fold_scale = (float *)(void *)(in->sums_32 + k / 32);
-    int8_t *planes = (int8_t *)(in->fold_scale + k / 64 + 8);
-    for (size_t f = 0; f < k / fold; f++) {
-        in->fold_scale[f] = rf_act_scales(act, layout)[f / (256 / fold)];
+    in->fold_scale = (float *)(void *)(scratch + t * input_bytes(job->k));
+    in->sums_32 = (int32_t *)(void *)(in->fold_scale + k / 64 + 8);
+    in->multipliers_16 = (int16_t *)(void *)(in->sums_32 + k / 32);
+    in->offsets[0] = in->multipliers_16 + k / 8;
+    in->offsets[1] = in->offsets[0] + k / 8;
+    int8_t *planes = (int8_t *)(in->offsets[1] + k / 8);
+    for (size_t f = 0; f < k / s->fold; f++) {
+        in->fold_scale[f] = rf_act_scales(act, layout)[f / (256 / s->fold)];
     }
-    for (size_t i = 0; i < k / 32; i++) {
-        in->sums_32[i] = in->sums[2 * i] + in->sums[2 * i + 1];
+    for (size_t i = 0; i < k / 32; i += 8) {
+        rf_store_256(in->sums_32 + i, rf_sums_of_32(in->sums + 2 * i));
     }
     if (layout->act == RF_ACT_INT8) {
+        const __m256i order = _mm256_setr_epi8(0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7, 0, 1,
+                                               0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7);
+        const int16_t *multipliers = rf_act_multipliers(act, layout);
         in->high = in->low = rf_act_q8(act);
+        for (size_t i = 0; i < k; i += 128) {
+            int64_t four;
+            memcpy(&four, multipliers + i / 32, sizeof four);
+            rf_store_256(in->multipliers_16 + i / 8,
+                         _mm256_shuffle_epi8(_mm256_set1_epi64x(four), order));
+        }
     } else {
         rf_split_codes(rf_act_q16(act), k, planes, planes + k);
         in->high = planes;
         in->low = planes + k;
+        if (s->offset != 0) {
+            prepare_offsets(s->offset, in->low, k, in->offsets[1]);
+        }
+    }
+    if (s->offset != 0) {
+        prepare_offsets(s->offset, in->high, k, in->offsets[0]);
     }
 }
 
@@ -384,8 +353,9 @@ RF_INLINE void add_chunk(const uint8_t *weight, const input in[], uint32_t at, u
     const __m256 taken = rf_first_lanes(count * folds);
     for (uint32_t t = 0; t < tokens; t++) {
         const __m256 act = _mm256_loadu_ps(in[t].fold_scale + at); /* has a spare vector */
-        __m256 next = _mm256_fmadd_ps(_mm256_mul_ps(scale, act),
-                                      _mm256_cvtepi32_ps(rf_sum_each_of_8(e.sum[t])), lanes[t]);
+        const __m256i sums = s.fold == 64 ? sum_each_of_2(e.sum[t]) : rf_sum_each_of_8(e.sum[t]);
+        __m256 next =
+            _mm256_fmadd_ps(_mm256_mul_ps(scale, act), _mm256_cvtepi32_ps(sums), lanes[t]);
         if (s.min_step != 0) {
             const __m256 sum = _mm256_cvtepi32_ps(rf_sum_each_of_8(e.min_sum[t]));
             next = _mm256_fmadd_ps(_mm256_mul_ps(min_scale, act), sum, next);
@@ -436,9 +406,10 @@ RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_
 RF_INLINE void dot(const rf_matmul *job, uint32_t first, uint32_t last, void *scratch,
                    const shape s, block_fn fn)
 {
+    const shape kept = s; /* a copy: s stays a set of constants */
     input in[RF_DOT_TOKENS_MAX];
     for (uint32_t t = 0; t < job->token_count; t++) {
-        prepare(&in[t], job, t, s.fold, scratch);
+        prepare(&in[t], job, t, &kept, scratch);
     }
     if (job->layout.act == RF_ACT_INT8) {
         dot_rows(job, first, last, in, s, true, fn);
@@ -453,22 +424,24 @@ bool rf_dot_k_avx2(const rf_matmul *job, uint32_t first, uint32_t last, void *sc
     case RF_Q2_K:
         dot(job, first, last, scratch,
             (shape){sizeof(rf_block_q2_k), 256, 16, offsetof(rf_block_q2_k, d),
-                    offsetof(rf_block_q2_k, dmin)},
+                    offsetof(rf_block_q2_k, dmin), 0},
             block_q2_k);
         return true;
     case RF_Q3_K:
         dot(job, first, last, scratch,
-            (shape){sizeof(rf_block_q3_k), 256, 0, offsetof(rf_block_q3_k, d), 0}, block_q3_k);
+            (shape){sizeof(rf_block_q3_k), 256, 0, offsetof(rf_block_q3_k, d), 0, 4}, block_q3_k);
         return true;
     case RF_Q4_K:
-        dot(job, first, last, scratch, (shape){sizeof(rf_block_q4_k), 256, 32, 0, 2}, block_q4_k);
+        dot(job, first, last, scratch, (shape){sizeof(rf_block_q4_k), 256, 32, 0, 2, 0},
+            block_q4_k);
         return true;
     case RF_Q5_K:
-        dot(job, first, last, scratch, (shape){sizeof(rf_block_q5_k), 128, 32, 0, 2}, block_q5_k);
+        dot(job, first, last, scratch, (shape){sizeof(rf_block_q5_k), 128, 32, 0, 2, 0},
+            block_q5_k);
         return true;
     case RF_Q6_K:
         dot(job, first, last, scratch,
-            (shape){sizeof(rf_block_q6_k), 64, 0, offsetof(rf_block_q6_k, d), 0}, block_q6_k);
+            (shape){sizeof(rf_block_q6_k), 64, 0, offsetof(rf_block_q6_k, d), 0, 32}, block_q6_k);
         return true;
     default:
         return false;
