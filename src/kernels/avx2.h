@@ -39,6 +39,13 @@ RF_INLINE void rf_add_i16(__m256i *acc, __m256i product)
     __asm__("vpaddw %1, %0, %0" : "+x"(*acc) : "x"(product));
 }
 
+RF_INLINE __m256i rf_load_256_once(const void *p)
+{
+    __m256i v = _mm256_loadu_si256((const __m256i *)p);
+    __asm__("" : "+x"(v));
+    return v;
+}
+
 RF_INLINE __m256i rf_load_bytes_i16(const void *p) /* 16 signed bytes */
 {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));

@@ -12,13 +12,14 @@
 
 #define TOKENS 4u
 
-typedef struct input {       /* one token; the arrays are in the worker's scratch */
-    float *fold_scale;       /* of each fold */
-    int32_t *sums_32;        /* of each 32 */
-    int16_t *offsets[2];     /* of high and low: what sum_128 gives for the format's offset */
-    int16_t *multipliers_16; /* int8: those of each half block in the order of sum_128 */
-    const int32_t *sums;     /* of each 16 */
-    const int8_t *high;      /* q = 128 * high + low; int8: q = multiplier * high */
+typedef struct input {          /* one token; the arrays are in the worker's scratch */
+    float *fold_scale;          /* of each fold */
+    int32_t *sums_32;           /* of each 32: the first four of two blocks, their last four */
+    int16_t *offsets[2];        /* of high and low: what sum_128 gives for the format's offset */
+    int16_t *multipliers_16;    /* int8: those of each half block in the order of sum_128 */
+    const int32_t *sums;        /* of each 16 */
+    const int16_t *multipliers; /* int8: of each 32 */
+    const int8_t *high;         /* q = 128 * high + low; int8: q = multiplier * high */
     const int8_t *low;
 } input;
 
@@ -35,7 +36,8 @@ typedef struct work { /* a block: its packed bytes, its first element, its first
     const uint8_t *block;
     size_t k;
     uint32_t slot, tokens;
-    bool bytes; /* int8 activations */
+    bool bytes;                    /* int8 activations */
+    const int32_t *scales[TOKENS]; /* of each 32, twice 16 bits: 0 .. 3, then 4 .. 7 eight on */
 } work;
 
 typedef void (*block_fn)(const work *w, const input in[], eight *e);
@@ -57,18 +59,11 @@ RF_INLINE __m256i sum_128(const __m256i code[4], const int8_t *q)
     return _mm256_add_epi16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
 }
 
-/* The scales of half a block in that order, of each 16 or of each 32. */
+/* The scales of half a block in that order. */
 RF_INLINE __m256i scales_of_16(__m128i scales, int half)
 {
     const __m128i order = _mm_setr_epi8(0, 0, 2, 2, 4, 4, 6, 6, 1, 1, 3, 3, 5, 5, 7, 7);
     const __m128i from = _mm_add_epi8(order, _mm_set1_epi8((char)(8 * half)));
-    return _mm256_cvtepi8_epi16(_mm_shuffle_epi8(scales, from));
-}
-
-RF_INLINE __m256i scales_of_32(__m128i scales, int half)
-{
-    const __m128i order = _mm_setr_epi8(0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1, 2, 2, 3, 3);
-    const __m128i from = _mm_add_epi8(order, _mm_set1_epi8((char)(4 * half)));
     return _mm256_cvtepi8_epi16(_mm_shuffle_epi8(scales, from));
 }
 
@@ -106,9 +101,34 @@ RF_INLINE __m256i times_sums(const work *w, __m128i codes, const int32_t *sums)
                             _mm256_mullo_epi32(second, rf_load_256(sums + w->k / 16 + 8)));
 }
 
-RF_INLINE __m256i times_sums_32(const work *w, __m128i mins, const input *in)
+/* Adds 32 codes below 64, sub-block j of a block: 16 bits hold 63 * 127 * 2. */
+RF_INLINE void add_codes(const work *w, const input in[], size_t j, __m256i code,
+                         __m256i sum[TOKENS][2])
 {
-    return _mm256_mullo_epi32(_mm256_cvtepu8_epi32(mins), rf_load_256(in->sums_32 + w->k / 32));
+    for (uint32_t t = 0; t < w->tokens; t++) {
+        const __m256i scale = _mm256_set1_epi32(w->scales[t][j / 4 * 8 + j % 4]);
+        const __m256i h = _mm256_maddubs_epi16(code, rf_load_256(in[t].high + w->k + 32 * j));
+        rf_add_i32(&sum[t][0], _mm256_madd_epi16(h, scale));
+        if (!w->bytes) {
+            const __m256i l = _mm256_maddubs_epi16(code, rf_load_256(in[t].low + w->k + 32 * j));
+            rf_add_i32(&sum[t][1], _mm256_madd_epi16(l, scale));
+        }
+    }
+}
+
+RF_INLINE void clear_sums(const work *w, __m256i sum[TOKENS][2])
+{
+    for (uint32_t t = 0; t < w->tokens; t++) {
+        sum[t][0] = sum[t][1] = _mm256_setzero_si256();
+    }
+}
+
+RF_INLINE void store_sums(const work *w, uint32_t slot, __m256i sum[TOKENS][2], eight *e)
+{
+    for (uint32_t t = 0; t < w->tokens; t++) {
+        e->sum[t][slot] =
+            w->bytes ? sum[t][0] : _mm256_add_epi32(_mm256_slli_epi32(sum[t][0], 7), sum[t][1]);
+    }
 }
 
 /* ---- blocks ------------------------------------------------------------------------------ */
@@ -158,55 +178,42 @@ RF_INLINE void block_q3_k(const work *w, const input in[], eight *e)
     }
 }
 
-/* Codes of sub-block j of q4_K; the low four bits of those of q5_K. */
-RF_INLINE __m256i four_bits(const uint8_t *qs, int j)
-{
-    const __m256i q = rf_load_256(qs + j / 2 * 32);
-    return _mm256_and_si256(_mm256_srli_epi16(q, j % 2 * 4), _mm256_set1_epi8(15));
-}
-
 RF_INLINE void block_q4_k(const work *w, const input in[], eight *e)
 {
-    const __m128i codes = rf_scales_k(w->block), mins = _mm_srli_si128(codes, 8);
-    __m256i part[2][TOKENS], code[4];
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; half++) {
+    const __m256i low4 = _mm256_set1_epi8(15);
+    __m256i sum[TOKENS][2];
+    clear_sums(w, sum);
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) {
-            code[j] = four_bits(w->block + offsetof(rf_block_q4_k, qs), 4 * half + j);
-        }
-        times_scales(w, in, half, code, scales_of_32(codes, half), false, part[half]);
+    for (size_t j = 0; j < 8; j += 2) {
+        const __m256i q = rf_load_256_once(w->block + offsetof(rf_block_q4_k, qs) + 16 * j);
+        add_codes(w, in, j, _mm256_and_si256(q, low4), sum);
+        add_codes(w, in, j + 1, _mm256_and_si256(_mm256_srli_epi16(q, 4), low4), sum);
     }
-    for (uint32_t t = 0; t < w->tokens; t++) {
-        e->sum[t][w->slot] = _mm256_add_epi32(part[0][t], part[1][t]);
-        e->min_sum[t][w->slot] = times_sums_32(w, mins, &in[t]);
-    }
+    store_sums(w, w->slot, sum, e);
 }
 
 RF_INLINE void block_q5_k(const work *w, const input in[], eight *e)
 {
-    const __m256i zero = _mm256_setzero_si256(), sixteen = _mm256_set1_epi8(16);
-    const __m128i codes = rf_scales_k(w->block), mins = _mm_srli_si128(codes, 8);
+    const __m256i low4 = _mm256_set1_epi8(15), sixteen = _mm256_set1_epi8(16);
     const __m256i high = rf_load_256(w->block + offsetof(rf_block_q5_k, qh));
-    __m256i part[2][TOKENS], code[4];
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; half++) {
+    __m256i sum[TOKENS][2];
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) {
-            const int up = 4 - j - 4 * half; /* to bit 4 */
-            const __m256i bit = up > 0 ? _mm256_slli_epi16(high, up) : _mm256_srli_epi16(high, -up);
-            code[j] =
-                _mm256_or_si256(four_bits(w->block + offsetof(rf_block_q5_k, qs), 4 * half + j),
-                                _mm256_and_si256(bit, sixteen));
+    for (int j = 0; j < 8; j += 2) {
+        const __m256i q = rf_load_256_once(w->block + offsetof(rf_block_q5_k, qs) + 16 * j);
+        const __m256i a = j < 4 ? _mm256_slli_epi16(high, 4 - j) : _mm256_srli_epi16(high, j - 4);
+        const __m256i b = j < 4 ? _mm256_slli_epi16(high, 3 - j) : _mm256_srli_epi16(high, j - 3);
+        if (j % 4 == 0) {
+            clear_sums(w, sum);
         }
-        times_scales(w, in, half, code, scales_of_32(codes, half), false, part[half]);
-    }
-    for (uint32_t t = 0; t < w->tokens; t++) {
-        const __m256i product = times_sums_32(w, mins, &in[t]);
-        e->sum[t][w->slot] = part[0][t];
-        e->sum[t][w->slot + 1] = part[1][t];
-        e->min_sum[t][w->slot] = _mm256_blend_epi32(zero, product, 0x0F);
-        e->min_sum[t][w->slot + 1] = _mm256_blend_epi32(zero, product, 0xF0);
+        add_codes(w, in, (size_t)j,
+                  _mm256_or_si256(_mm256_and_si256(q, low4), _mm256_and_si256(a, sixteen)), sum);
+        add_codes(w, in, (size_t)j + 1,
+                  _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(q, 4), low4),
+                                  _mm256_and_si256(b, sixteen)),
+                  sum);
+        if (j % 4 == 2) {
+            store_sums(w, w->slot + (uint32_t)j / 4, sum, e);
+        }
     }
 }
 
@@ -252,11 +259,11 @@ RF_INLINE __m256i sum_each_of_2(const __m256i v[4])
 
 /* ---- tokens ------------------------------------------------------------------------------ */
 
-/* Scratch of one token: arrays of k / 64 with a spare vector and of k / 32; three of k / 8 int16;
- * two of k bytes. */
+/* Scratch of one token: arrays of k / 64 and of k / 32 with a spare vector each; three of k / 8
+ * int16; two of k bytes. */
 static size_t input_bytes(uint32_t k)
 {
-    return ((size_t)k / 64 + 8) * 4 + (size_t)k / 32 * 4 + (size_t)k / 8 * 6 + 2 * (size_t)k;
+    return ((size_t)k / 64 + 8) * 4 + ((size_t)k / 32 + 8) * 4 + (size_t)k / 8 * 6 + 2 * (size_t)k;
 }
 
 /* What codes that are all the offset give. */
@@ -277,24 +284,27 @@ static void prepare(input *in, const rf_matmul *job, uint32_t t, const shape *s,
     in->sums = rf_act_sums(act, layout);
     in->fold_scale = (float *)(void *)(scratch + t * input_bytes(job->k));
     in->sums_32 = (int32_t *)(void *)(in->fold_scale + k / 64 + 8);
-    in->multipliers_16 = (int16_t *)(void *)(in->sums_32 + k / 32);
+    in->multipliers_16 = (int16_t *)(void *)(in->sums_32 + k / 32 + 8);
     in->offsets[0] = in->multipliers_16 + k / 8;
     in->offsets[1] = in->offsets[0] + k / 8;
     int8_t *planes = (int8_t *)(in->offsets[1] + k / 8);
     for (size_t f = 0; f < k / s->fold; f++) {
         in->fold_scale[f] = rf_act_scales(act, layout)[f / (256 / s->fold)];
     }
-    for (size_t i = 0; i < k / 32; i += 8) {
-        rf_store_256(in->sums_32 + i, rf_sums_of_32(in->sums + 2 * i));
+    for (size_t b = 0; b < k / 256; b += 2) {
+        const __m256i first = rf_sums_of_32(in->sums + 16 * b);
+        const __m256i second = b + 1 < k / 256 ? rf_sums_of_32(in->sums + 16 * b + 16) : first;
+        rf_store_256(in->sums_32 + 8 * b, _mm256_permute2x128_si256(first, second, 0x20));
+        rf_store_256(in->sums_32 + 8 * b + 8, _mm256_permute2x128_si256(first, second, 0x31));
     }
+    in->multipliers = rf_act_multipliers(act, layout);
     if (layout->act == RF_ACT_INT8) {
         const __m256i order = _mm256_setr_epi8(0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7, 0, 1,
                                                0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7);
-        const int16_t *multipliers = rf_act_multipliers(act, layout);
         in->high = in->low = rf_act_q8(act);
         for (size_t i = 0; i < k; i += 128) {
             int64_t four;
-            memcpy(&four, multipliers + i / 32, sizeof four);
+            memcpy(&four, in->multipliers + i / 32, sizeof four);
             rf_store_256(in->multipliers_16 + i / 8,
                          _mm256_shuffle_epi8(_mm256_set1_epi64x(four), order));
         }
@@ -328,37 +338,132 @@ RF_INLINE __m256 load_halves(const uint8_t *p, const shape s, uint32_t count, bo
     return negate ? _mm256_xor_ps(value, _mm256_set1_ps(-0.0f)) : value;
 }
 
+/* What q4_K and q5_K want before the blocks of a chunk: their scales, times the multipliers for
+ * int8, go by way of memory, where a broadcasting load costs no shuffle, and come late from there
+ * if they are made where they are used. Two blocks at a time. */
+typedef struct chunk_32 {
+    int32_t scales[TOKENS][4][2][8]; /* two blocks: sub-blocks 0 .. 3 of both, 4 .. 7 */
+    __m256i min_sum[TOKENS];
+    __m256 scale, min_scale;
+} chunk_32;
+
+RF_INLINE void begin_chunk_32(const work *w, const input in[], uint32_t count, const shape s,
+                              chunk_32 *c)
+{
+    const bool bytes = w->bytes;
+    const uint32_t tokens = w->tokens;
+    const uint32_t pairs = s.fold / 64;
+    const __m256i zero = _mm256_setzero_si256();
+    const __m256i mins =
+        _mm256_setr_epi8(8, -1, -1, -1, 9, -1, -1, -1, 10, -1, -1, -1, 11, -1, -1, -1, 8, -1, -1,
+                         -1, 9, -1, -1, -1, 10, -1, -1, -1, 11, -1, -1, -1);
+    __m256i heads[4], product[TOKENS][4];
+#pragma GCC unroll 4
+    for (uint32_t p = 0; p < pairs; p++) { /* the last block stands for those beyond the end */
+        const uint8_t *first = w->block + RF_MIN(2 * p, count - 1) * s.block_bytes;
+        const uint8_t *second = w->block + RF_MIN(2 * p + 1, count - 1) * s.block_bytes;
+        const size_t b = w->k / 256 + RF_MIN(2 * p, (count - 1) / 2 * 2);
+        heads[p] = _mm256_loadu2_m128i((const __m128i *)second, (const __m128i *)first);
+        const __m256i codes = rf_scales_k_2(heads[p]);
+        const __m256i low = _mm256_unpacklo_epi8(codes, zero);
+        const __m256i m0 = _mm256_shuffle_epi8(codes, mins);
+        const __m256i m1 = _mm256_shuffle_epi8(codes, _mm256_add_epi8(mins, _mm256_set1_epi32(4)));
+        for (uint32_t t = 0; t < tokens; t++) {
+            if (bytes || t == 0) {
+                const __m256i by = rf_load_256(in[t].multipliers + 8 * b);
+                const __m256i scales = bytes ? _mm256_mullo_epi16(low, by) : low;
+                rf_store_256(c->scales[t][p][0], _mm256_unpacklo_epi16(scales, scales));
+                rf_store_256(c->scales[t][p][1], _mm256_unpackhi_epi16(scales, scales));
+            }
+            const __m256i a = _mm256_mullo_epi32(m0, rf_load_256(in[t].sums_32 + 8 * b));
+            const __m256i z = _mm256_mullo_epi32(m1, rf_load_256(in[t].sums_32 + 8 * b + 8));
+            if (s.fold == 256) {
+                product[t][p] = _mm256_add_epi32(a, z);
+            } else {
+                product[t][2 * p] = a;
+                product[t][2 * p + 1] = z;
+            }
+        }
+    }
+    RF_KEEP_IN_MEMORY(c->scales);
+    /* Dwords 0 2 4 6 and 1 3 5 7 of eight blocks, or twice 0 2, 1 3 of four. */
+    const __m256i order = s.fold == 256 ? _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)
+                                        : _mm256_setr_epi32(0, 0, 4, 4, 1, 1, 5, 5);
+    const __m256i sums_order = s.fold == 256 ? order : _mm256_setr_epi32(0, 1, 4, 5, 2, 3, 6, 7);
+    for (uint32_t t = 0; t < tokens; t++) {
+        const __m256i a = rf_add_halves_32(product[t][0], product[t][1]);
+        const __m256i b = rf_add_halves_32(product[t][2], product[t][3]);
+        c->min_sum[t] = _mm256_permutevar8x32_epi32(rf_add_halves_64(a, b), sums_order);
+    }
+    __m256i halves = _mm256_unpacklo_epi32(heads[0], heads[1]); /* d and dmin in a dword */
+    if (s.fold == 256) {
+        halves = _mm256_unpacklo_epi64(halves, _mm256_unpacklo_epi32(heads[2], heads[3]));
+    }
+    halves = _mm256_permutevar8x32_epi32(halves, order);
+    halves = _mm256_packus_epi32(_mm256_and_si256(halves, _mm256_set1_epi32(0xFFFF)),
+                                 _mm256_srli_epi32(halves, 16));
+    halves = _mm256_permute4x64_epi64(halves, 0xD8);
+    c->scale = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+    c->min_scale =
+        _mm256_xor_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)), _mm256_set1_ps(-0.0f));
+}
+
+/* Block i of a chunk whose first is w. */
+RF_INLINE void run_block(const work *chunk, const input in[], const shape s, uint32_t i,
+                         const chunk_32 *c, block_fn fn, eight *e)
+{
+    work w = *chunk;
+    w.block += (size_t)i * s.block_bytes;
+    w.k += (size_t)i * 256;
+    w.slot = i * (256 / s.fold);
+    for (uint32_t t = 0; t < w.tokens && s.min_step == 32; t++) {
+        w.scales[t] = c->scales[w.bytes ? t : 0][i / 2][0] + i % 2 * 4;
+    }
+    fn(&w, in, e);
+}
+
 /* Adds count blocks, at most eight folds, from fold at on to the lanes of each token. */
 RF_INLINE void add_chunk(const uint8_t *weight, const input in[], uint32_t at, uint32_t count,
                          const shape s, uint32_t tokens, bool bytes, block_fn fn,
                          __m256 lanes[TOKENS])
 {
     const uint32_t folds = 256 / s.fold;
+    const work w = {weight, (size_t)at * s.fold, 0, tokens, bytes, {0}};
     eight e;
-    if (count * folds < 8) {
-        memset(&e, 0, sizeof e);
+    chunk_32 c;
+    for (uint32_t t = 0; t < tokens; t++) {
+        for (uint32_t i = count * folds; i < 8; i++) {
+            e.sum[t][i] = e.min_sum[t][i] = _mm256_setzero_si256();
+        }
     }
-    work w = {weight, (size_t)at * s.fold, 0, tokens, bytes};
+    if (s.min_step == 32) {
+        begin_chunk_32(&w, in, count, s, &c);
+    }
 #pragma GCC unroll 1
-    for (uint32_t i = 0; i < count; i++) {
-        rf_prefetch_lines(w.block, s.block_bytes);
-        fn(&w, in, &e);
-        w.block += s.block_bytes;
-        w.k += 256;
-        w.slot += folds;
+    for (uint32_t i = 0; i + 2 <= count; i += 2) { /* two share their counting */
+        rf_prefetch_lines(weight + (size_t)i * s.block_bytes, 2 * s.block_bytes);
+        run_block(&w, in, s, i, &c, fn, &e);
+        run_block(&w, in, s, i + 1, &c, fn, &e);
     }
-    const __m256 scale = load_halves(weight + s.d_at, s, count, false);
-    const __m256 min_scale =
-        s.min_step != 0 ? load_halves(weight + s.min_at, s, count, true) : scale;
+    if (count % 2 != 0) {
+        rf_prefetch_lines(weight + (size_t)(count - 1) * s.block_bytes, s.block_bytes);
+        run_block(&w, in, s, count - 1, &c, fn, &e);
+    }
+    if (s.min_step != 32) {
+        c.scale = load_halves(weight + s.d_at, s, count, false);
+        c.min_scale = s.min_step != 0 ? load_halves(weight + s.min_at, s, count, true) : c.scale;
+    }
     const __m256 taken = rf_first_lanes(count * folds);
     for (uint32_t t = 0; t < tokens; t++) {
         const __m256 act = _mm256_loadu_ps(in[t].fold_scale + at); /* has a spare vector */
         const __m256i sums = s.fold == 64 ? sum_each_of_2(e.sum[t]) : rf_sum_each_of_8(e.sum[t]);
         __m256 next =
-            _mm256_fmadd_ps(_mm256_mul_ps(scale, act), _mm256_cvtepi32_ps(sums), lanes[t]);
+            _mm256_fmadd_ps(_mm256_mul_ps(c.scale, act), _mm256_cvtepi32_ps(sums), lanes[t]);
         if (s.min_step != 0) {
-            const __m256 sum = _mm256_cvtepi32_ps(rf_sum_each_of_8(e.min_sum[t]));
-            next = _mm256_fmadd_ps(_mm256_mul_ps(min_scale, act), sum, next);
+            const __m256i min_sums =
+                s.min_step == 32 ? c.min_sum[t] : rf_sum_each_of_8(e.min_sum[t]);
+            next = _mm256_fmadd_ps(_mm256_mul_ps(c.min_scale, act), _mm256_cvtepi32_ps(min_sums),
+                                   next);
         }
         lanes[t] = count * folds < 8 ? _mm256_blendv_ps(lanes[t], next, taken) : next;
     }
@@ -391,7 +496,7 @@ RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_
 {
     for (uint32_t row = first_row; row < last_row; row++) { /* stays in the first cache */
         uint32_t t = 0;
-        for (; t + 4 <= job->token_count; t += 4) {
+        for (; !bytes && t + 4 <= job->token_count; t += 4) { /* bytes: panels are faster */
             dot_row(job, row, t, in + t, s, 4, bytes, fn);
         }
         for (; t + 2 <= job->token_count; t += 2) {
