@@ -423,8 +423,8 @@ RF_INLINE void run_block(const work *chunk, const input in[], const shape s, uin
 }
 
 /* Adds count blocks, at most eight folds, from fold at on to the lanes of each token. */
-RF_INLINE void add_chunk(const uint8_t *weight, const input in[], uint32_t at, uint32_t count,
-                         const shape s, uint32_t tokens, bool bytes, block_fn fn,
+RF_INLINE void add_chunk(const uint8_t *weight, uintptr_t end, const input in[], uint32_t at,
+                         uint32_t count, const shape s, uint32_t tokens, bool bytes, block_fn fn,
                          __m256 lanes[TOKENS])
 {
     const uint32_t folds = 256 / s.fold;
@@ -441,12 +441,12 @@ RF_INLINE void add_chunk(const uint8_t *weight, const input in[], uint32_t at, u
     }
 #pragma GCC unroll 1
     for (uint32_t i = 0; i + 2 <= count; i += 2) { /* two share their counting */
-        rf_prefetch_lines(weight + (size_t)i * s.block_bytes, 2 * s.block_bytes);
+        rf_prefetch_lines(weight + (size_t)i * s.block_bytes, 2 * s.block_bytes, end);
         run_block(&w, in, s, i, &c, fn, &e);
         run_block(&w, in, s, i + 1, &c, fn, &e);
     }
     if (count % 2 != 0) {
-        rf_prefetch_lines(weight + (size_t)(count - 1) * s.block_bytes, s.block_bytes);
+        rf_prefetch_lines(weight + (size_t)(count - 1) * s.block_bytes, s.block_bytes, end);
         run_block(&w, in, s, count - 1, &c, fn, &e);
     }
     if (s.min_step != 32) {
@@ -470,8 +470,8 @@ RF_INLINE void add_chunk(const uint8_t *weight, const input in[], uint32_t at, u
 }
 
 /* One row for tokens [first, first + tokens). */
-RF_INLINE void dot_row(const rf_matmul *job, uint32_t row, uint32_t first, const input in[],
-                       const shape s, uint32_t tokens, bool bytes, block_fn fn)
+RF_INLINE void dot_row(const rf_matmul *job, uint32_t row, uintptr_t end, uint32_t first,
+                       const input in[], const shape s, uint32_t tokens, bool bytes, block_fn fn)
 {
     const uint32_t chunk = 8 * s.fold / 256, blocks = job->k / 256;
     const uint8_t *weight = job->weight + row * job->weight_row_bytes;
@@ -481,29 +481,29 @@ RF_INLINE void dot_row(const rf_matmul *job, uint32_t row, uint32_t first, const
     }
     uint32_t b = 0;
     for (; b + chunk <= blocks; b += chunk, weight += chunk * s.block_bytes) {
-        add_chunk(weight, in, b * (256 / s.fold), chunk, s, tokens, bytes, fn, lanes);
+        add_chunk(weight, end, in, b * (256 / s.fold), chunk, s, tokens, bytes, fn, lanes);
     }
     if (b < blocks) {
-        add_chunk(weight, in, b * (256 / s.fold), blocks - b, s, tokens, bytes, fn, lanes);
+        add_chunk(weight, end, in, b * (256 / s.fold), blocks - b, s, tokens, bytes, fn, lanes);
     }
     for (uint32_t t = 0; t < tokens; t++) {
         rf_matmul_store(job, first + t, row, rf_sum_ymm(lanes[t]));
     }
 }
 
-RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_row,
+RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_row, uintptr_t end,
                         const input *in, const shape s, bool bytes, block_fn fn)
 {
     for (uint32_t row = first_row; row < last_row; row++) { /* stays in the first cache */
         uint32_t t = 0;
         for (; !bytes && t + 4 <= job->token_count; t += 4) { /* bytes: panels are faster */
-            dot_row(job, row, t, in + t, s, 4, bytes, fn);
+            dot_row(job, row, end, t, in + t, s, 4, bytes, fn);
         }
         for (; t + 2 <= job->token_count; t += 2) {
-            dot_row(job, row, t, in + t, s, 2, bytes, fn);
+            dot_row(job, row, end, t, in + t, s, 2, bytes, fn);
         }
         if (t < job->token_count) {
-            dot_row(job, row, t, in + t, s, 1, bytes, fn);
+            dot_row(job, row, end, t, in + t, s, 1, bytes, fn);
         }
     }
 }
@@ -512,14 +512,15 @@ RF_INLINE void dot(const rf_matmul *job, uint32_t first, uint32_t last, void *sc
                    const shape s, block_fn fn)
 {
     const shape kept = s; /* a copy: s stays a set of constants */
+    const uintptr_t end = rf_prefetch_first(job, first, last);
     input in[RF_DOT_TOKENS_MAX];
     for (uint32_t t = 0; t < job->token_count; t++) {
         prepare(&in[t], job, t, &kept, scratch);
     }
     if (job->layout.act == RF_ACT_INT8) {
-        dot_rows(job, first, last, in, s, true, fn);
+        dot_rows(job, first, last, end, in, s, true, fn);
     } else {
-        dot_rows(job, first, last, in, s, false, fn);
+        dot_rows(job, first, last, end, in, s, false, fn);
     }
 }
 
