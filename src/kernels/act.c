@@ -41,7 +41,8 @@ uint64_t rf_matmul_scratch_bytes(uint32_t k)
      * scale and a minimum's scale (4k/32 each), or per 16 a minimum's code (4k/16):
      * 32 * (2k + 8k/32) = 72k, and 32 * (2k + 4k/16 + 8k/256) = 73k bytes. Beside it, what a tile
      * of six tokens prepares: 6 * 4 * (k/16 + k/32 + k/16) bytes, less than 4k. Sixteen rows of
-     * floats padded to 16 need 64k. A line of slack for each part. */
+     * floats padded to 16 need 64k. AVX2 has 32 rows as well where those and its tokens fit (q8_0
+     * with int8 activations: 68k and 9k), else 16. A line of slack for each part. */
     const uint64_t padded = ((uint64_t)k + 15) & ~15ull;
     return 80 * padded + 1024;
 }

@@ -416,6 +416,7 @@ RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_
 {
     const uint32_t folds = job->k / s.fold, chunk_bytes = 8 * s.fold / s.block * s.block_bytes;
     const bool padded = s.block == 32;
+    const uintptr_t prefetch_end = rf_prefetch_first(job, first_row, last_row);
     const uint32_t left = folds % 8;
     input in[RF_DOT_TOKENS_MAX], end[RF_DOT_TOKENS_MAX];
     rest ends[RF_DOT_TOKENS_MAX];
@@ -433,7 +434,7 @@ RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_
             uint32_t at = 0;
             for (; at + 8 <= folds; at += 8, weight += chunk_bytes) {
                 if (t == 0) {
-                    rf_prefetch_lines(weight, chunk_bytes);
+                    rf_prefetch_lines(weight, chunk_bytes, prefetch_end);
                 }
                 const eight e = direct(weight, &in[t], at);
                 lanes = add_eight(lanes, &e, _mm256_loadu_ps(in[t].fold_scale + at), s.min_step);

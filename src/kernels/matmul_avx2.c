@@ -11,7 +11,7 @@
  */
 #include "kernels/tile_avx2.h"
 
-#define PANELS 2u /* of bytes, made before their tiles run: one preparation serves both */
+#define PANELS 2u /* made before their tiles run: one preparation serves both */
 
 /* Bytes to ask for while tiles compute: a few lines a block. */
 typedef struct ahead {
@@ -60,18 +60,25 @@ RF_INLINE void add_steps(const uint8_t *w, const uint8_t *const q[4], uint32_t s
     }
 }
 
-/* Exact sums over steps of two k. */
+/* Exact sums over steps of two k; mixed: the tokens' codes lie together; begins: sum is nothing
+ * yet. */
 RF_INLINE void add_pairs(const uint8_t *w, const uint8_t *const q[4], uint32_t steps,
-                         uint32_t tokens, __m256i sum[4][2])
+                         uint32_t tokens, bool mixed, bool begins, __m256i sum[4][2])
 {
 #pragma GCC unroll 8
     for (size_t i = 0; i < steps; i++) {
         const __m256i w0 = rf_load_256(w + i * 64), w1 = rf_load_256(w + i * 64 + 32);
 #pragma GCC unroll 4
         for (uint32_t t = 0; t < tokens; t++) {
-            const __m256i two = broadcast_4(q[t] + 4 * i);
-            rf_add_i32(&sum[t][0], _mm256_madd_epi16(w0, two));
-            rf_add_i32(&sum[t][1], _mm256_madd_epi16(w1, two));
+            const __m256i two = broadcast_4(mixed ? q[0] + 16 * i + 4 * t : q[t] + 4 * i);
+            const __m256i p0 = _mm256_madd_epi16(w0, two), p1 = _mm256_madd_epi16(w1, two);
+            if (begins && i == 0) {
+                sum[t][0] = p0;
+                sum[t][1] = p1;
+            } else {
+                rf_add_i32(&sum[t][0], p0);
+                rf_add_i32(&sum[t][1], p1);
+            }
         }
     }
 }
@@ -188,24 +195,31 @@ RF_INLINE void add_sums(const uint8_t *scales, const uint8_t *side, uint32_t tok
     add_scaled(scales, side, tokens, value, lanes);
 }
 
+RF_INLINE void add_16(cursor *c, const rf_shape s, uint32_t tokens, bool begins, __m256i sum[4][2])
+{
+    add_pairs(c->w, c->q, 8, tokens, s.mixed, begins, sum);
+    c->w += 16 * 2 * RF_PANEL_ROWS;
+    for (uint32_t t = 0; t < (s.mixed ? 1 : tokens); t++) {
+        c->q[t] += s.mixed ? 32 * RF_TILE_TOKENS : 32;
+    }
+}
+
 /* The exact sums of one fold of a block; c begins there and is moved on. */
 RF_INLINE void fold_sums(cursor *c, const uint8_t *side, const rf_shape s, uint32_t tokens,
                          __m256i sum[4][2])
 {
-    for (uint32_t t = 0; t < tokens; t++) {
-        sum[t][0] = sum[t][1] = s.offset != 0 && s.block == 32
-                                    ? broadcast_4(side + rf_starts_at(s) + 4 * t)
-                                    : _mm256_setzero_si256();
-    }
     if (s.steps == 0) {
+        add_16(c, s, tokens, true, sum);
 #pragma GCC unroll 1
-        for (uint32_t i = 0; i < s.fold; i += 16, c->w += 16 * 2 * RF_PANEL_ROWS) {
-            add_pairs(c->w, c->q, 8, tokens, sum);
-            for (uint32_t t = 0; t < tokens; t++) {
-                c->q[t] += 32;
-            }
+        for (uint32_t i = 16; i < s.fold; i += 16) {
+            add_16(c, s, tokens, false, sum);
         }
     } else {
+        for (uint32_t t = 0; t < tokens; t++) {
+            sum[t][0] = sum[t][1] = s.offset != 0 && s.block == 32
+                                        ? broadcast_4(side + rf_starts_at(s) + 4 * t)
+                                        : _mm256_setzero_si256();
+        }
 #pragma GCC unroll 1
         for (uint32_t i = 0; i < s.fold; i += 32) {
             add_32(c, s, tokens, sum);
@@ -294,7 +308,7 @@ RF_INLINE void run_rows(const rf_matmul *job, uint32_t row, uint32_t rows, uint8
     const rf_shape shape = s; /* a copy: s stays a set of constants, for its address is not taken */
     rf_tile tile;
     tile.sides = scratch + panels * panel_bytes;
-    tile.wide = (int16_t *)(void *)(tile.sides + block_count * rf_side_bytes(s));
+    tile.mixed = (int16_t *)(void *)(tile.sides + block_count * rf_side_bytes(s));
     for (uint32_t at = 0; at < rows; at += RF_PANEL_ROWS) {
         const uint32_t count = RF_MIN(RF_PANEL_ROWS, rows - at);
         uint8_t *panel = scratch + at / RF_PANEL_ROWS * panel_bytes;
@@ -320,10 +334,18 @@ RF_INLINE void run_rows(const rf_matmul *job, uint32_t row, uint32_t rows, uint8
     }
 }
 
+/* As many as fit the scratch of a worker (rf_matmul_scratch_bytes): 80 bytes for each k, eight of
+ * them for mixed codes. */
+RF_INLINE uint32_t panels_of(const rf_shape s)
+{
+    const size_t beside = rf_side_bytes(s) + (s.mixed ? 8 * s.block : 0);
+    return PANELS * rf_record_bytes(s) + beside <= 80 * s.block ? PANELS : 1;
+}
+
 RF_INLINE void run_job(const rf_matmul *job, uint32_t first_row, uint32_t last_row, void *scratch,
                        const rf_shape s)
 {
-    const uint32_t panels = s.steps != 0 ? PANELS : 1;
+    const uint32_t panels = panels_of(s);
     for (uint32_t row = first_row; row < last_row; row += panels * RF_PANEL_ROWS) {
         const uint32_t rows = RF_MIN(panels * RF_PANEL_ROWS, last_row - row);
         run_rows(job, row, rows, scratch, s, panels);
@@ -363,6 +385,28 @@ static bool run_bytes(const rf_matmul *job, uint32_t first, uint32_t last, void 
         return true;
     default:
         return false;
+    }
+}
+
+static void run_wide_int8(const rf_matmul *job, uint32_t first, uint32_t last, void *scratch)
+{
+    const rf_quant *quant = rf_quant_of(job->format);
+    switch (job->format) {
+    case RF_Q8_0:
+    case RF_IQ4_NL:
+        run_job(job, first, last, scratch, rf_shape_mixed(32, 32, 0));
+        break;
+    case RF_TQ1_0:
+    case RF_TQ2_0:
+        run_job(job, first, last, scratch, rf_shape_mixed(256, 256, 0));
+        break;
+    case RF_IQ4_XS:
+        run_job(job, first, last, scratch, rf_shape_mixed(256, 64, 0));
+        break;
+    default: /* formats without code of their own */
+        run_job(job, first, last, scratch,
+                rf_shape_mixed(quant->block, quant->fold, quant->min_step));
+        break;
     }
 }
 
@@ -422,8 +466,10 @@ static void matmul_quant_avx2(const rf_matmul *job, uint32_t first_row, uint32_t
         if (!rf_dot_k_avx2(job, first_row, last_row, scratch)) {
             rf_dot_avx2(job, first_row, last_row, scratch);
         }
-    } else if (job->layout.act != RF_ACT_INT8 || !run_bytes(job, first_row, last_row, scratch)) {
+    } else if (job->layout.act != RF_ACT_INT8) {
         run_wide(job, first_row, last_row, scratch);
+    } else if (!run_bytes(job, first_row, last_row, scratch)) {
+        run_wide_int8(job, first_row, last_row, scratch);
     }
 }
 

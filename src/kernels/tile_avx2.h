@@ -38,6 +38,7 @@ typedef struct rf_shape {
     uint32_t sub;                   /* bytes: weights that share an integer scale */
     uint32_t steps;                 /* of four k whose products 16 bits add up; 0: int16 weights */
     uint32_t offset;                /* bytes: code - offset is the weight */
+    bool mixed;                     /* int16 weights: the codes of a tile's tokens lie together */
 } rf_shape;
 
 /* Why steps fit. A lane of 16 bits gets two products a step, each at most 127 * |code|; where the
@@ -47,19 +48,24 @@ typedef struct rf_shape {
  *   q2_K               4                     3    127 *  8 *  3
  *   q3_K               4 of |code - 4| <= 4       127 *  8 *  4
  *   q6_K               4 of |code - 32| <= 32     127 *  8 * 32 = 32,512 */
-#define RF_SHAPE_Q4_0 ((rf_shape){32, 32, 0, 32, 8, 8})
-#define RF_SHAPE_Q4_1 ((rf_shape){32, 32, 32, 32, 8, 0})
-#define RF_SHAPE_Q5_0 ((rf_shape){32, 32, 0, 32, 4, 16})
-#define RF_SHAPE_Q5_1 ((rf_shape){32, 32, 32, 32, 4, 0})
-#define RF_SHAPE_Q2_K ((rf_shape){256, 256, 16, 16, 4, 0})
-#define RF_SHAPE_Q3_K ((rf_shape){256, 256, 0, 16, 4, 4})
-#define RF_SHAPE_Q4_K ((rf_shape){256, 256, 32, 32, 8, 0})
-#define RF_SHAPE_Q5_K ((rf_shape){256, 128, 32, 32, 4, 0})
-#define RF_SHAPE_Q6_K ((rf_shape){256, 64, 0, 16, 4, 32})
+#define RF_SHAPE_Q4_0 ((rf_shape){32, 32, 0, 32, 8, 8, false})
+#define RF_SHAPE_Q4_1 ((rf_shape){32, 32, 32, 32, 8, 0, false})
+#define RF_SHAPE_Q5_0 ((rf_shape){32, 32, 0, 32, 4, 16, false})
+#define RF_SHAPE_Q5_1 ((rf_shape){32, 32, 32, 32, 4, 0, false})
+#define RF_SHAPE_Q2_K ((rf_shape){256, 256, 16, 16, 4, 0, false})
+#define RF_SHAPE_Q3_K ((rf_shape){256, 256, 0, 16, 4, 4, false})
+#define RF_SHAPE_Q4_K ((rf_shape){256, 256, 32, 32, 8, 0, false})
+#define RF_SHAPE_Q5_K ((rf_shape){256, 128, 32, 32, 4, 0, false})
+#define RF_SHAPE_Q6_K ((rf_shape){256, 64, 0, 16, 4, 32, false})
 /* q8_0 and every other format: int16 weights. */
 RF_INLINE rf_shape rf_shape_wide(uint32_t block, uint32_t fold, uint32_t min_step)
 {
-    return (rf_shape){block, fold, min_step, block, 0, 0};
+    return (rf_shape){block, fold, min_step, block, 0, 0, false};
+}
+/* And with int8 activations, which have to be widened for them. */
+RF_INLINE rf_shape rf_shape_mixed(uint32_t block, uint32_t fold, uint32_t min_step)
+{
+    return (rf_shape){block, fold, min_step, block, 0, 0, true};
 }
 
 /* Where the parts of a panel's record begin. */
@@ -110,9 +116,9 @@ void rf_panel8_avx2(const rf_matmul *job, uint32_t row, uint32_t count, uint8_t 
 void rf_panel_avx2(const rf_matmul *job, uint32_t row, uint32_t count, uint8_t *panel);
 
 typedef struct rf_tile {
-    const uint8_t *q[RF_TILE_TOKENS]; /* codes of four tokens, int8 or int16 */
+    const uint8_t *q[RF_TILE_TOKENS]; /* codes of four tokens, int8 or int16; mixed: one pointer */
     uint8_t *sides;
-    int16_t *wide; /* [4][k]: the codes, for int8 activations with int16 weights */
+    int16_t *mixed; /* [k / 2][4][2]: int8 codes widened for int16 weights */
 } rf_tile;
 /* Tokens [first, first + count), count <= 4; the last is repeated where there are fewer. */
 void rf_tile_avx2(const rf_matmul *job, const rf_shape *s, uint32_t first, uint32_t count,

@@ -163,18 +163,26 @@ RF_INLINE __m128i rf_scales_q3_k(const uint8_t *block)
     return _mm_sub_epi8(code, _mm_set1_epi8(32));
 }
 
-/* The 6-bit codes of a block of q4_K or q5_K: bytes 0..7 the scales, 8..15 the minimums. */
-RF_INLINE __m128i rf_scales_k(const uint8_t *block)
+/* The 6-bit codes of two blocks of q4_K or q5_K, from the first 16 bytes of each: bytes 0..7 of each
+ * half the scales, 8..15 the minimums. */
+RF_INLINE __m256i rf_scales_k_2(__m256i heads)
 {
     /* d and dmin, then three words A, B, C: the scales are A and (C low, A top), the minimums B and
      * (C high, B top). */
-    const __m128i all = _mm_loadu_si128((const __m128i *)block);
-    const __m128i low_mask = _mm_setr_epi32(0x3F3F3F3F, 0x0F0F0F0F, 0x3F3F3F3F, 0x0F0F0F0F);
-    const __m128i top_mask = _mm_setr_epi32(0, 0x30303030, 0, 0x30303030);
-    const __m128i low =
-        _mm_srlv_epi32(_mm_shuffle_epi32(all, _MM_SHUFFLE(3, 2, 3, 1)), _mm_setr_epi32(0, 0, 0, 4));
-    const __m128i top = _mm_srli_epi32(_mm_shuffle_epi32(all, _MM_SHUFFLE(2, 2, 1, 1)), 2);
-    return _mm_or_si128(_mm_and_si128(low, low_mask), _mm_and_si128(top, top_mask));
+    const __m256i low_mask =
+        _mm256_broadcastsi128_si256(_mm_setr_epi32(0x3F3F3F3F, 0x0F0F0F0F, 0x3F3F3F3F, 0x0F0F0F0F));
+    const __m256i top_mask =
+        _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x30303030, 0, 0x30303030));
+    const __m256i low = _mm256_srlv_epi32(_mm256_shuffle_epi32(heads, _MM_SHUFFLE(3, 2, 3, 1)),
+                                          _mm256_setr_epi32(0, 0, 0, 4, 0, 0, 0, 4));
+    const __m256i top = _mm256_srli_epi32(_mm256_shuffle_epi32(heads, _MM_SHUFFLE(2, 2, 1, 1)), 2);
+    return _mm256_or_si256(_mm256_and_si256(low, low_mask), _mm256_and_si256(top, top_mask));
+}
+
+RF_INLINE __m128i rf_scales_k(const uint8_t *block)
+{
+    const __m128i head = _mm_loadu_si128((const __m128i *)block);
+    return _mm256_castsi256_si128(rf_scales_k_2(_mm256_zextsi128_si256(head)));
 }
 
 RF_INLINE void rf_unpack_q4_k(const uint8_t *block, rf_unpacked *out)
