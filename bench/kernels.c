@@ -152,6 +152,7 @@ static const gate_row gate_rows[] = {
     {RF_Q8_0, RF_ACT_INT16, 512, 0.62}, {RF_Q4_K, RF_ACT_INT16, 512, 0.62},
     {RF_Q6_K, RF_ACT_INT16, 512, 0.64}, {RF_Q4_K, RF_ACT_INT16, 1, 0.21},
     {RF_Q4_K, RF_ACT_INT8, 1, 0.12},    {RF_F32, RF_ACT_F32, 512, 0.45},
+    {RF_Q8_0, RF_ACT_INT8, 512, 0.33},  {RF_Q6_K, RF_ACT_INT8, 1, 0.10},
 };
 
 /* The number of kernels below their floor, each tried three times with the peak of its time. */

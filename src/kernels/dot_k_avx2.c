@@ -4,9 +4,9 @@
  * each fold leaves a vector of eight partial integers, and eight such vectors become one vector of
  * eight fold sums by one transposing addition. Integers are exact, so they may be split and offset
  * as the instructions like: codes stay unsigned bytes; int16 activations are two planes of bytes,
- * int8 ones are one, and their multiplier goes to the scales. The scales come after products have
- * been added across four vectors in 16 bits, so one multiplication serves 128 weights. Up to four
- * tokens share the decoding.
+ * int8 ones are one, and their multiplier goes to the scales. Scales of each 32 are broadcast from
+ * memory; those of each 16 come after products have been added across four vectors in 16 bits, so
+ * that one multiplication serves 128 weights. Up to four tokens share the decoding.
  */
 #include "kernels/unpack_avx2.h"
 

@@ -163,8 +163,8 @@ RF_INLINE __m128i rf_scales_q3_k(const uint8_t *block)
     return _mm_sub_epi8(code, _mm_set1_epi8(32));
 }
 
-/* The 6-bit codes of two blocks of q4_K or q5_K, from the first 16 bytes of each: bytes 0..7 of each
- * half the scales, 8..15 the minimums. */
+/* The 6-bit codes of two blocks of q4_K or q5_K, from the first 16 bytes of each: bytes 0..7 of a
+ * half are the scales, 8..15 the minimums. */
 RF_INLINE __m256i rf_scales_k_2(__m256i heads)
 {
     /* d and dmin, then three words A, B, C: the scales are A and (C low, A top), the minimums B and
