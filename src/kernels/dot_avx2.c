@@ -30,6 +30,8 @@ typedef struct eight { /* eight folds, one a lane */
 
 /* Eight folds of a row from fold at on: blocks are their packed bytes. */
 typedef eight (*eight_fn)(const uint8_t *blocks, const input *in, uint32_t at);
+/* Count folds, 2 or 4, of a row's end: in is of that end; the other lanes have anything. */
+typedef eight (*few_fn)(const uint8_t *blocks, const input *in, uint32_t count);
 
 RF_INLINE __m256i madd_load(__m256i w, const int16_t *q)
 {
@@ -52,17 +54,53 @@ RF_INLINE void load_half_pairs(const uint8_t *p, size_t step, __m256 *first, __m
     *second = _mm256_cvtph_ps(_mm_unpackhi_epi64(a, b));
 }
 
+/* Element i: the sum of the integers of v[i]. */
+RF_INLINE __m256i sum_each_of_few(const __m256i v[4], uint32_t count)
+{
+    const __m256i a = rf_add_halves_32(v[0], v[1]);
+    const __m256i b = count == 2 ? a : rf_add_halves_32(v[2], v[3]);
+    const __m256i sums = rf_add_halves_64(a, b);
+    return _mm256_zextsi128_si256(
+        _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1)));
+}
+
+RF_INLINE __m256 load_few_halves(const uint8_t *p, size_t step, uint32_t count)
+{
+    __m128i h = _mm_cvtsi32_si128(rf_load_u16(p));
+    h = _mm_insert_epi16(h, rf_load_u16(p + step), 1);
+    if (count == 4) {
+        h = _mm_insert_epi16(h, rf_load_u16(p + 2 * step), 2);
+        h = _mm_insert_epi16(h, rf_load_u16(p + 3 * step), 3);
+    }
+    return _mm256_cvtph_ps(h);
+}
+
+RF_INLINE __m256i part_q8_0(const uint8_t *qs, const int16_t *q)
+{
+    return _mm256_add_epi32(madd_load(rf_load_bytes_i16(qs), q),
+                            madd_load(rf_load_bytes_i16(qs + 16), q + 16));
+}
+
 RF_INLINE eight eight_q8_0(const uint8_t *blocks, const input *in, uint32_t at)
 {
     const size_t bytes = sizeof(rf_block_q8_0);
     const int16_t *q = in->q + (size_t)at * 32;
     __m256i part[8];
     for (size_t i = 0; i < 8; i++) {
-        const uint8_t *qs = blocks + i * bytes + 2;
-        part[i] = _mm256_add_epi32(madd_load(rf_load_bytes_i16(qs), q + 32 * i),
-                                   madd_load(rf_load_bytes_i16(qs + 16), q + 32 * i + 16));
+        part[i] = part_q8_0(blocks + i * bytes + 2, q + 32 * i);
     }
     return (eight){.sum = rf_sum_each_of_8(part), .scale = rf_load_halves(blocks, bytes)};
+}
+
+RF_INLINE eight few_q8_0(const uint8_t *blocks, const input *in, uint32_t count)
+{
+    const size_t bytes = sizeof(rf_block_q8_0);
+    __m256i part[4];
+    for (size_t i = 0; i < count; i++) {
+        part[i] = part_q8_0(blocks + i * bytes + 2, in->q + 32 * i);
+    }
+    return (eight){.sum = sum_each_of_few(part, count),
+                   .scale = load_few_halves(blocks, bytes, count)};
 }
 
 /* Eight blocks of 32 nibbles, bytes apart. */
@@ -137,6 +175,34 @@ RF_INLINE eight eight_q4_1_bytes(const uint8_t *blocks, const input *in, uint32_
                  .min_sum = rf_load_256(in->sums_32 + at)};
     load_half_pairs(blocks, bytes, &out.scale, &out.min_scale);
     return out;
+}
+
+RF_INLINE __m256i sum_few_nibble_bytes(const uint8_t *qs, size_t bytes, const int8_t *q,
+                                       uint32_t count)
+{
+    __m256i part[4];
+    for (size_t i = 0; i < count; i++) {
+        part[i] = _mm256_madd_epi16(pair_sums(qs + i * bytes, q + 32 * i), rf_i16(1));
+    }
+    return sum_each_of_few(part, count);
+}
+
+RF_INLINE eight few_q4_0_bytes(const uint8_t *blocks, const input *in, uint32_t count)
+{
+    const size_t bytes = sizeof(rf_block_q4_0);
+    const __m256i sum = sum_few_nibble_bytes(blocks + 2, bytes, in->q8, count);
+    const __m256i offset = _mm256_slli_epi32(rf_load_256(in->sums_32), 3);
+    return (eight){.sum = _mm256_sub_epi32(sum, offset),
+                   .scale = load_few_halves(blocks, bytes, count)};
+}
+
+RF_INLINE eight few_q4_1_bytes(const uint8_t *blocks, const input *in, uint32_t count)
+{
+    const size_t bytes = sizeof(rf_block_q4_1);
+    return (eight){.sum = sum_few_nibble_bytes(blocks + 4, bytes, in->q8, count),
+                   .min_sum = rf_load_256(in->sums_32),
+                   .scale = load_few_halves(blocks, bytes, count),
+                   .min_scale = load_few_halves(blocks + 2, bytes, count)};
 }
 
 /* Eight blocks of 32 codes of five bits; high: the fifth bits of the first block. */
@@ -412,7 +478,7 @@ static input rest_of(const input *in, uint32_t at, uint32_t count, bool bytes, r
 }
 
 RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_row, void *scratch,
-                        const shape s, eight_fn direct)
+                        const shape s, eight_fn direct, few_fn few)
 {
     const uint32_t folds = job->k / s.fold, chunk_bytes = 8 * s.fold / s.block * s.block_bytes;
     const bool padded = s.block == 32;
@@ -441,11 +507,17 @@ RF_INLINE void dot_rows(const rf_matmul *job, uint32_t first_row, uint32_t last_
             }
             if (at < folds) {
                 eight e;
-                if (padded && row + 1 < last_row && job->weight_row_bytes >= chunk_bytes) {
-                    e = direct(weight, &end[t], 0); /* runs on into the next row, for nothing */
-                } else if (padded) {
+                const uint8_t *last = weight; /* may run on into the next row, for nothing */
+                if (padded && (row + 1 == last_row || job->weight_row_bytes < chunk_bytes)) {
                     memcpy(blocks, weight, left * s.block_bytes);
-                    e = direct(blocks, &end[t], 0);
+                    last = blocks;
+                }
+                if (few && left <= 2) {
+                    e = few(last, &end[t], 2);
+                } else if (few && left <= 4) {
+                    e = few(last, &end[t], 4);
+                } else if (padded) {
+                    e = direct(last, &end[t], 0);
                 } else {
                     e = few_folds(weight, &in[t], at, left, s);
                 }
@@ -465,51 +537,58 @@ void rf_dot_avx2(const rf_matmul *job, uint32_t first, uint32_t last, void *scra
         if (job->layout.act == RF_ACT_INT8) {
             dot_rows(job, first, last, scratch,
                      (shape){32, sizeof(rf_block_q4_0), 32, 0, rf_unpack_q4_0, true},
-                     eight_q4_0_bytes);
+                     eight_q4_0_bytes, few_q4_0_bytes);
         } else {
             dot_rows(job, first, last, scratch,
-                     (shape){32, sizeof(rf_block_q4_0), 32, 0, rf_unpack_q4_0, false}, eight_q4_0);
+                     (shape){32, sizeof(rf_block_q4_0), 32, 0, rf_unpack_q4_0, false}, eight_q4_0,
+                     NULL);
         }
         break;
     case RF_Q4_1:
         if (job->layout.act == RF_ACT_INT8) {
             dot_rows(job, first, last, scratch,
                      (shape){32, sizeof(rf_block_q4_1), 32, 32, rf_unpack_q4_1, true},
-                     eight_q4_1_bytes);
+                     eight_q4_1_bytes, few_q4_1_bytes);
         } else {
             dot_rows(job, first, last, scratch,
-                     (shape){32, sizeof(rf_block_q4_1), 32, 32, rf_unpack_q4_1, false}, eight_q4_1);
+                     (shape){32, sizeof(rf_block_q4_1), 32, 32, rf_unpack_q4_1, false}, eight_q4_1,
+                     NULL);
         }
         break;
     case RF_Q5_0:
         dot_rows(job, first, last, scratch,
-                 (shape){32, sizeof(rf_block_q5_0), 32, 0, rf_unpack_q5_0, false}, eight_q5_0);
+                 (shape){32, sizeof(rf_block_q5_0), 32, 0, rf_unpack_q5_0, false}, eight_q5_0,
+                 NULL);
         break;
     case RF_Q5_1:
         dot_rows(job, first, last, scratch,
-                 (shape){32, sizeof(rf_block_q5_1), 32, 32, rf_unpack_q5_1, false}, eight_q5_1);
+                 (shape){32, sizeof(rf_block_q5_1), 32, 32, rf_unpack_q5_1, false}, eight_q5_1,
+                 NULL);
         break;
     case RF_Q8_0:
         dot_rows(job, first, last, scratch,
-                 (shape){32, sizeof(rf_block_q8_0), 32, 0, rf_unpack_q8_0, false}, eight_q8_0);
+                 (shape){32, sizeof(rf_block_q8_0), 32, 0, rf_unpack_q8_0, false}, eight_q8_0,
+                 few_q8_0);
         break;
     case RF_IQ4_NL:
         dot_rows(job, first, last, scratch,
-                 (shape){32, sizeof(rf_block_iq4_nl), 32, 0, rf_unpack_iq4_nl, false},
-                 eight_iq4_nl);
+                 (shape){32, sizeof(rf_block_iq4_nl), 32, 0, rf_unpack_iq4_nl, false}, eight_iq4_nl,
+                 NULL);
         break;
     case RF_IQ4_XS:
         dot_rows(job, first, last, scratch,
                  (shape){256, sizeof(rf_block_iq4_xs), 64, 0, rf_unpack_iq4_xs, false},
-                 eight_iq4_xs);
+                 eight_iq4_xs, NULL);
         break;
     case RF_TQ1_0:
         dot_rows(job, first, last, scratch,
-                 (shape){256, sizeof(rf_block_tq1_0), 256, 0, rf_unpack_tq1_0, false}, eight_tq1_0);
+                 (shape){256, sizeof(rf_block_tq1_0), 256, 0, rf_unpack_tq1_0, false}, eight_tq1_0,
+                 NULL);
         break;
     case RF_TQ2_0:
         dot_rows(job, first, last, scratch,
-                 (shape){256, sizeof(rf_block_tq2_0), 256, 0, rf_unpack_tq2_0, false}, eight_tq2_0);
+                 (shape){256, sizeof(rf_block_tq2_0), 256, 0, rf_unpack_tq2_0, false}, eight_tq2_0,
+                 NULL);
         break;
     default:
         break;
