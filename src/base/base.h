@@ -200,7 +200,9 @@ void rf_os_budget(rf_budget_source *out);
 /* A team of a fixed size; the caller of rf_team_run is worker 0, so a team of one has no thread.
  * Made in memory that the caller owns: the struct and one stack for each further worker. */
 typedef struct rf_team rf_team;
-#ifdef __SANITIZE_THREAD__ /* the sanitizer keeps about 900 KiB of its own on each stack */
+/* The thread sanitizer keeps about 900 KiB of its own on each stack, the address sanitizer's frames
+ * of kernels are up to 310 KiB. */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define RF_WORKER_STACK_BYTES (2u * 1024u * 1024u)
 #else
 #define RF_WORKER_STACK_BYTES (256u * 1024u)

@@ -28,7 +28,7 @@
 #define SPIN_LIMIT                2000u
 #define SPIN_LIMIT_OVERSUBSCRIBED 20u
 
-#define AHEAD_BYTES 512u /* asked for between two looks for a job */
+#define ASK_BYTES 512u /* of what comes next, between two looks for a job */
 
 /* Pieces of one job: the low half of a ticket must not run over, however many workers try. */
 #define PIECES_MAX (UINT32_C(1) << 31)
@@ -110,8 +110,8 @@ static void ask_ahead(rf_team *team)
     uintptr_t end = atomic_load_explicit(&team->ahead_end, memory_order_relaxed);
     if (atomic_load_explicit(&team->ahead, memory_order_relaxed) >= end)
         return;
-    uintptr_t at = atomic_fetch_add_explicit(&team->ahead, AHEAD_BYTES, memory_order_relaxed);
-    for (uint32_t i = 0; i < AHEAD_BYTES; i += RF_CACHE_LINE)
+    uintptr_t at = atomic_fetch_add_explicit(&team->ahead, ASK_BYTES, memory_order_relaxed);
+    for (uint32_t i = 0; i < ASK_BYTES; i += RF_CACHE_LINE)
         __builtin_prefetch((const void *)(at + i), 0, 2);
 }
 

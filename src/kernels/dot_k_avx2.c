@@ -524,60 +524,30 @@ RF_INLINE void dot(const rf_matmul *job, uint32_t first, uint32_t last, void *sc
     }
 }
 
-/* Each format has the loop above inlined into a function of its own: in a sanitizer's build the
- * frame of all of them would be larger than a worker's stack. */
-static __attribute__((noinline)) void dot_q2_k(const rf_matmul *job, uint32_t first, uint32_t last,
-                                               void *scratch)
-{
-    dot(job, first, last, scratch,
-        (shape){sizeof(rf_block_q2_k), 256, 16, offsetof(rf_block_q2_k, d),
-                offsetof(rf_block_q2_k, dmin), 0},
-        block_q2_k);
-}
-
-static __attribute__((noinline)) void dot_q3_k(const rf_matmul *job, uint32_t first, uint32_t last,
-                                               void *scratch)
-{
-    dot(job, first, last, scratch,
-        (shape){sizeof(rf_block_q3_k), 256, 0, offsetof(rf_block_q3_k, d), 0, 4}, block_q3_k);
-}
-
-static __attribute__((noinline)) void dot_q4_k(const rf_matmul *job, uint32_t first, uint32_t last,
-                                               void *scratch)
-{
-    dot(job, first, last, scratch, (shape){sizeof(rf_block_q4_k), 256, 32, 0, 2, 0}, block_q4_k);
-}
-
-static __attribute__((noinline)) void dot_q5_k(const rf_matmul *job, uint32_t first, uint32_t last,
-                                               void *scratch)
-{
-    dot(job, first, last, scratch, (shape){sizeof(rf_block_q5_k), 128, 32, 0, 2, 0}, block_q5_k);
-}
-
-static __attribute__((noinline)) void dot_q6_k(const rf_matmul *job, uint32_t first, uint32_t last,
-                                               void *scratch)
-{
-    dot(job, first, last, scratch,
-        (shape){sizeof(rf_block_q6_k), 64, 0, offsetof(rf_block_q6_k, d), 0, 32}, block_q6_k);
-}
-
 bool rf_dot_k_avx2(const rf_matmul *job, uint32_t first, uint32_t last, void *scratch)
 {
-    switch (job->format) {
+    switch (job->format) { /* each case is the loop above with its format inlined */
     case RF_Q2_K:
-        dot_q2_k(job, first, last, scratch);
+        dot(job, first, last, scratch,
+            (shape){sizeof(rf_block_q2_k), 256, 16, offsetof(rf_block_q2_k, d),
+                    offsetof(rf_block_q2_k, dmin), 0},
+            block_q2_k);
         return true;
     case RF_Q3_K:
-        dot_q3_k(job, first, last, scratch);
+        dot(job, first, last, scratch,
+            (shape){sizeof(rf_block_q3_k), 256, 0, offsetof(rf_block_q3_k, d), 0, 4}, block_q3_k);
         return true;
     case RF_Q4_K:
-        dot_q4_k(job, first, last, scratch);
+        dot(job, first, last, scratch, (shape){sizeof(rf_block_q4_k), 256, 32, 0, 2, 0},
+            block_q4_k);
         return true;
     case RF_Q5_K:
-        dot_q5_k(job, first, last, scratch);
+        dot(job, first, last, scratch, (shape){sizeof(rf_block_q5_k), 128, 32, 0, 2, 0},
+            block_q5_k);
         return true;
     case RF_Q6_K:
-        dot_q6_k(job, first, last, scratch);
+        dot(job, first, last, scratch,
+            (shape){sizeof(rf_block_q6_k), 64, 0, offsetof(rf_block_q6_k, d), 0, 32}, block_q6_k);
         return true;
     default:
         return false;

@@ -388,65 +388,35 @@ static bool run_bytes(const rf_matmul *job, uint32_t first, uint32_t last, void 
     }
 }
 
-static void run_wide_int8(const rf_matmul *job, uint32_t first, uint32_t last, void *scratch)
+RF_INLINE bool run_if(const rf_matmul *job, uint32_t first, uint32_t last, void *scratch,
+                      const rf_shape s)
 {
     const rf_quant *quant = rf_quant_of(job->format);
-    switch (job->format) {
-    case RF_Q8_0:
-    case RF_IQ4_NL:
-        run_job(job, first, last, scratch, rf_shape_mixed(32, 32, 0));
-        break;
-    case RF_TQ1_0:
-    case RF_TQ2_0:
-        run_job(job, first, last, scratch, rf_shape_mixed(256, 256, 0));
-        break;
-    case RF_IQ4_XS:
-        run_job(job, first, last, scratch, rf_shape_mixed(256, 64, 0));
-        break;
-    default: /* formats without code of their own */
-        run_job(job, first, last, scratch,
-                rf_shape_mixed(quant->block, quant->fold, quant->min_step));
-        break;
+    if (quant->block != s.block || quant->fold != s.fold || quant->min_step != s.min_step) {
+        return false;
     }
+    run_job(job, first, last, scratch, s);
+    return true;
 }
 
+/* int16 weights and activations: each shape that formats have, with the code above inlined. */
 static void run_wide(const rf_matmul *job, uint32_t first, uint32_t last, void *scratch)
 {
-    const rf_quant *quant = rf_quant_of(job->format);
-    switch (job->format) {
-    case RF_Q4_0:
-    case RF_Q5_0:
-    case RF_Q8_0:
-    case RF_IQ4_NL:
-        run_job(job, first, last, scratch, rf_shape_wide(32, 32, 0));
-        break;
-    case RF_Q4_1:
-    case RF_Q5_1:
-        run_job(job, first, last, scratch, rf_shape_wide(32, 32, 32));
-        break;
-    case RF_Q2_K:
-        run_job(job, first, last, scratch, rf_shape_wide(256, 256, 16));
-        break;
-    case RF_Q3_K:
-    case RF_TQ1_0:
-    case RF_TQ2_0:
-        run_job(job, first, last, scratch, rf_shape_wide(256, 256, 0));
-        break;
-    case RF_Q4_K:
-        run_job(job, first, last, scratch, rf_shape_wide(256, 256, 32));
-        break;
-    case RF_Q5_K:
-        run_job(job, first, last, scratch, rf_shape_wide(256, 128, 32));
-        break;
-    case RF_Q6_K:
-    case RF_IQ4_XS:
-        run_job(job, first, last, scratch, rf_shape_wide(256, 64, 0));
-        break;
-    default: /* formats without code of their own */
-        run_job(job, first, last, scratch,
-                rf_shape_wide(quant->block, quant->fold, quant->min_step));
-        break;
-    }
+    (void)(run_if(job, first, last, scratch, rf_shape_wide(32, 32, 0)) ||
+           run_if(job, first, last, scratch, rf_shape_wide(32, 32, 32)) ||
+           run_if(job, first, last, scratch, rf_shape_wide(256, 256, 0)) ||
+           run_if(job, first, last, scratch, rf_shape_wide(256, 256, 16)) ||
+           run_if(job, first, last, scratch, rf_shape_wide(256, 256, 32)) ||
+           run_if(job, first, last, scratch, rf_shape_wide(256, 128, 32)) ||
+           run_if(job, first, last, scratch, rf_shape_wide(256, 64, 0)));
+}
+
+/* int16 weights, int8 activations: the formats that do not go as bytes. */
+static void run_wide_int8(const rf_matmul *job, uint32_t first, uint32_t last, void *scratch)
+{
+    (void)(run_if(job, first, last, scratch, rf_shape_mixed(32, 32, 0)) ||
+           run_if(job, first, last, scratch, rf_shape_mixed(256, 256, 0)) ||
+           run_if(job, first, last, scratch, rf_shape_mixed(256, 64, 0)));
 }
 
 /* From how many tokens on the panel is faster, less one: measured on Zen 3, weights from memory. */

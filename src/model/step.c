@@ -520,14 +520,14 @@ static bool is_matmul(const rf_op *op)
 static void look_ahead(const rf_network *network, const rf_step_input *input, const rf_op *ops,
                        uint32_t count, uint32_t layer)
 {
-    for (uint32_t i = 0; input->token_count <= AHEAD_TOKENS && i < count; i++) {
-        if (is_matmul(&ops[i])) {
-            const rf_weight *weight = rf_weight_at(network->weights, layer, ops[i].weight[0]);
-            uint64_t bytes = (uint64_t)weight->rows * weight->row_bytes;
-            rf_team_ahead(network->team, weight->data, RF_MIN(bytes, AHEAD_BYTES));
-            return;
-        }
-    }
+    uint32_t i = 0;
+    while (i < count && !is_matmul(&ops[i]))
+        i++;
+    if (i == count || input->token_count > AHEAD_TOKENS)
+        return;
+    const rf_weight *weight = rf_weight_at(network->weights, layer, ops[i].weight[0]);
+    uint64_t bytes = (uint64_t)weight->rows * weight->row_bytes;
+    rf_team_ahead(network->team, weight->data, RF_MIN(bytes, AHEAD_BYTES));
 }
 
 static rf_status run_ops(rf_network *network, rf_step_input *input, const rf_op *ops,
