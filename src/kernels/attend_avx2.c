@@ -50,7 +50,7 @@ RF_INLINE void dots(const float *q, uint64_t q_stride, uint32_t n, const uint8_t
 
 /* n queries, and as many positions at a time as make eight sums (twelve of three queries). */
 RF_INLINE void score_tile(const rf_attend *job, uint32_t query, uint32_t n, rf_attend_form form,
-                          rf_attend_range seen, rf_attend_line *scores, bool is_first)
+                          rf_attend_range seen, rf_attend_line *scores, rf_attend_ahead *ahead)
 {
     const uint32_t pairs = n == 1 ? 4 : (n == 4 ? 1 : 2), width = job->k.width;
     const float *q = job->q + query * job->q_stride;
@@ -59,9 +59,7 @@ RF_INLINE void score_tile(const rf_attend *job, uint32_t query, uint32_t n, rf_a
         const uint8_t *rows[8];
         __m256 fours[RF_ATTEND_TILE][4];
         rf_attend_rows_of_8(&job->k, j, seen.last, rows);
-        if (is_first) {
-            rf_attend_fetch(&job->k, &job->v, j);
-        }
+        rf_ask_ahead(ahead, 8 * n * width);
 #pragma GCC unroll 4
         for (uint32_t h = 0; h < 4; h += pairs) {
             __m256 sums[RF_ATTEND_TILE][8];
@@ -102,21 +100,21 @@ RF_INLINE void score_tile(const rf_attend *job, uint32_t query, uint32_t n, rf_a
     }
 
 static void score_f32(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
-                      rf_attend_line *scores, bool is_first)
+                      rf_attend_line *scores, rf_attend_ahead *ahead)
 {
-    EACH_COUNT(score_tile, RF_ATTEND_F32, seen, scores, is_first)
+    EACH_COUNT(score_tile, RF_ATTEND_F32, seen, scores, ahead)
 }
 
 static void score_f16(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
-                      rf_attend_line *scores,
-                      bool is_first){EACH_COUNT(score_tile, RF_ATTEND_F16, seen, scores, is_first)}
+                      rf_attend_line *scores, rf_attend_ahead *ahead){
+    EACH_COUNT(score_tile, RF_ATTEND_F16, seen, scores, ahead)}
 
 /* ---- values ------------------------------------------------------------------------------- */
 
 /* n queries, 8 * parts dimensions from d on. */
 RF_INLINE void add_part(const rf_attend *job, uint32_t query, uint32_t n, rf_attend_form form,
                         rf_attend_range seen, rf_attend_line *weights, const float *keep,
-                        uint32_t d, uint32_t parts)
+                        uint32_t d, uint32_t parts, rf_attend_ahead *ahead)
 {
     __m256 acc[RF_ATTEND_TILE][8];
 #pragma GCC unroll 4
@@ -128,6 +126,7 @@ RF_INLINE void add_part(const rf_attend *job, uint32_t query, uint32_t n, rf_att
         }
     }
     const uint8_t *v = rf_attend_row(&job->v, seen.first);
+    rf_ask_ahead(ahead, n * 8 * parts * (seen.last - seen.first));
     for (uint32_t j = seen.first; j < seen.last; j++) {
         __m256 row[8];
 #pragma GCC unroll 8
@@ -156,31 +155,32 @@ RF_INLINE void add_part(const rf_attend *job, uint32_t query, uint32_t n, rf_att
 
 /* As many sums as registers hold beside a row: 8 of one query, 8 of two, 12 of three, 8 of four. */
 RF_INLINE void add_tile(const rf_attend *job, uint32_t query, uint32_t n, rf_attend_form form,
-                        rf_attend_range seen, rf_attend_line *weights, const float *keep)
+                        rf_attend_range seen, rf_attend_line *weights, const float *keep,
+                        rf_attend_ahead *ahead)
 {
     const uint32_t most = n == 1 ? 8 : (n == 4 ? 2 : 4), width = job->v.width;
     uint32_t d = 0;
     for (; d + 8 * most <= width; d += 8 * most) {
-        add_part(job, query, n, form, seen, weights, keep, d, most);
+        add_part(job, query, n, form, seen, weights, keep, d, most, ahead);
     }
     for (; most > 2 && d + 16 <= width; d += 16) {
-        add_part(job, query, n, form, seen, weights, keep, d, 2);
+        add_part(job, query, n, form, seen, weights, keep, d, 2, ahead);
     }
     for (; d < width; d += 8) {
-        add_part(job, query, n, form, seen, weights, keep, d, 1);
+        add_part(job, query, n, form, seen, weights, keep, d, 1, ahead);
     }
 }
 
 static void add_f32(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
-                    rf_attend_line *weights, const float *keep)
+                    rf_attend_line *weights, const float *keep, rf_attend_ahead *ahead)
 {
-    EACH_COUNT(add_tile, RF_ATTEND_F32, seen, weights, keep)
+    EACH_COUNT(add_tile, RF_ATTEND_F32, seen, weights, keep, ahead)
 }
 
 static void add_f16(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
-                    rf_attend_line *weights, const float *keep)
+                    rf_attend_line *weights, const float *keep, rf_attend_ahead *ahead)
 {
-    EACH_COUNT(add_tile, RF_ATTEND_F16, seen, weights, keep)
+    EACH_COUNT(add_tile, RF_ATTEND_F16, seen, weights, keep, ahead)
 }
 
 /* ---- softmax ------------------------------------------------------------------------------ */
@@ -279,47 +279,42 @@ static void soften(const rf_attend *job, uint32_t query, uint32_t count, rf_atte
 
 /* ---- the block ---------------------------------------------------------------------------- */
 
-/* Whether rows come from memory, and nobody has been through them yet. */
-static bool is_ahead(const rf_attend *job, uint32_t query)
-{
-    return query == 0 && job->query_count <= RF_ATTEND_GROUP;
-}
-
 static void score(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
-                  rf_attend_line *scores)
+                  rf_attend_line *scores, rf_attend_ahead *ahead)
 {
     if (job->k.form == RF_ATTEND_INT8) {
-        rf_attend_score_codes_avx2(job, query, count, seen, scores);
+        rf_attend_score_codes_avx2(job, query, count, seen, scores, ahead);
     } else if (job->k.form == RF_ATTEND_F16) {
-        score_f16(job, query, count, seen, scores, is_ahead(job, query));
+        score_f16(job, query, count, seen, scores, ahead);
     } else {
-        score_f32(job, query, count, seen, scores, is_ahead(job, query));
+        score_f32(job, query, count, seen, scores, ahead);
     }
 }
 
 static void add(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
-                rf_attend_line *weights, const float *keep)
+                rf_attend_line *weights, const float *keep, rf_attend_ahead *ahead)
 {
     if (job->v.form == RF_ATTEND_INT8) {
-        rf_attend_add_codes_avx2(job, query, count, seen, weights, keep);
+        rf_attend_add_codes_avx2(job, query, count, seen, weights, keep, ahead);
     } else if (job->v.form == RF_ATTEND_F16) {
-        add_f16(job, query, count, seen, weights, keep);
+        add_f16(job, query, count, seen, weights, keep, ahead);
     } else {
-        add_f32(job, query, count, seen, weights, keep);
+        add_f32(job, query, count, seen, weights, keep, ahead);
     }
 }
 
 /* Queries that see something, and together the positions of `all`. */
-static void attend_group(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range all)
+static void attend_group(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range all,
+                         rf_attend_ahead *ahead)
 {
     rf_attend_line scores[RF_ATTEND_GROUP];
     float keep[RF_ATTEND_GROUP];
     for (uint32_t i = 0; i < count; i += RF_ATTEND_TILE) {
-        score(job, query + i, RF_MIN(RF_ATTEND_TILE, count - i), all, scores + i);
+        score(job, query + i, RF_MIN(RF_ATTEND_TILE, count - i), all, scores + i, ahead);
     }
     soften(job, query, count, all, scores, keep);
     for (uint32_t i = 0; i < count; i += RF_ATTEND_TILE) {
-        add(job, query + i, RF_MIN(RF_ATTEND_TILE, count - i), all, scores + i, keep + i);
+        add(job, query + i, RF_MIN(RF_ATTEND_TILE, count - i), all, scores + i, keep + i, ahead);
     }
 }
 
@@ -372,17 +367,30 @@ static void prepare(rf_attend *job)
         } else if (rows->form == RF_ATTEND_INT8) {
             rf_attend_line_up_scales_avx2(rows, seen, scratch + RF_ATTEND_BLOCK * rows->width);
             if (side == 0) {
-                rf_attend_turn_codes_avx2(rows, &job->v, seen, scratch);
+                rf_attend_turn_codes_avx2(rows, seen, scratch);
             }
         }
         scratch += (RF_ATTEND_BLOCK + sizeof(rf_attend_line) / 32) * (size_t)rows->width;
     }
 }
 
+static rf_attend_ahead ahead_of(const rf_attend *job)
+{
+    const uint64_t keys = job->k.stride * RF_ATTEND_BLOCK, values = job->v.stride * RF_ATTEND_BLOCK;
+    const uint64_t macs = (uint64_t)job->query_count * (job->k.width + job->v.width);
+    const uint64_t bytes = job->k.stride + job->v.stride;
+    return (rf_attend_ahead){.at = (uintptr_t)job->k.rows + keys,
+                             .lines = keys / RF_CACHE_LINE,
+                             .next_at = (uintptr_t)job->v.rows + values,
+                             .next_lines = values / RF_CACHE_LINE,
+                             .rate = (uint32_t)(bytes * 1024 / RF_MAX(macs, 1u)) + 1};
+}
+
 void rf_attend_avx2(const rf_attend *asked)
 {
     rf_attend held = *asked;
     const rf_attend *job = &held;
+    rf_attend_ahead ahead = ahead_of(job);
     prepare(&held);
     for (uint32_t i = 0; i < held.query_count;) {
         rf_attend_range all = held.visible[i];
@@ -396,7 +404,7 @@ void rf_attend_avx2(const rf_attend *asked)
             all.last = RF_MAX(all.last, seen.last);
         }
         if (all.first < all.last) {
-            attend_group(job, i, count, all);
+            attend_group(job, i, count, all, &ahead);
         }
         i += count;
     }

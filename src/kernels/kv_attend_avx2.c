@@ -55,14 +55,12 @@ RF_INLINE void turn_8x8(__m256i v[8])
 }
 
 /* To [eight positions][width / 4][8][4]. */
-void rf_attend_turn_codes_avx2(rf_attend_rows *k, const rf_attend_rows *values,
-                               rf_attend_range seen, void *scratch)
+void rf_attend_turn_codes_avx2(rf_attend_rows *k, rf_attend_range seen, void *scratch)
 {
     const uint32_t width = k->width;
     for (uint32_t j = seen.first & ~7u; j < seen.last; j += 8) {
         const uint8_t *row[8];
         uint8_t *to = (uint8_t *)scratch + (size_t)j * width;
-        rf_attend_fetch(k, values, j);
         for (uint32_t p = 0; p < 8; p++) { /* any other one for rows that nobody sees */
             row[p] = rf_attend_row(k, RF_MAX(seen.first, RF_MIN(j + p, seen.last - 1)));
         }
@@ -95,13 +93,14 @@ void rf_attend_turn_codes_avx2(rf_attend_rows *k, const rf_attend_rows *values,
 
 /* n queries at eight positions from j on; q is that of the first. */
 RF_INLINE void score_8(const rf_attend *job, uint32_t query, uint32_t n, uint32_t j,
-                       rf_attend_line *scores)
+                       rf_attend_line *scores, rf_attend_ahead *ahead)
 {
     const rf_attend_line *lines = (const rf_attend_line *)(const void *)job->k.scale;
     const uint32_t spans = job->k.spans, quads = job->k.width / spans / 4;
     const int16_t *q = job->q_codes + query * job->q_stride;
     const uint8_t *k = (const uint8_t *)job->k.rows + (size_t)j * job->k.width;
     __m256 dots[RF_ATTEND_TILE];
+    rf_ask_ahead(ahead, 8 * n * job->k.width);
 #pragma GCC unroll 4
     for (uint32_t i = 0; i < n; i++) {
         dots[i] = _mm256_setzero_ps();
@@ -140,21 +139,22 @@ RF_INLINE void score_8(const rf_attend *job, uint32_t query, uint32_t n, uint32_
 }
 
 void rf_attend_score_codes_avx2(const rf_attend *job, uint32_t query, uint32_t count,
-                                rf_attend_range seen, rf_attend_line *scores)
+                                rf_attend_range seen, rf_attend_line *scores,
+                                rf_attend_ahead *ahead)
 {
     for (uint32_t j = seen.first & ~7u; j < seen.last; j += 8) {
         switch (count) {
         case 1:
-            score_8(job, query, 1, j, scores);
+            score_8(job, query, 1, j, scores, ahead);
             break;
         case 2:
-            score_8(job, query, 2, j, scores);
+            score_8(job, query, 2, j, scores, ahead);
             break;
         case 3:
-            score_8(job, query, 3, j, scores);
+            score_8(job, query, 3, j, scores, ahead);
             break;
         default:
-            score_8(job, query, 4, j, scores);
+            score_8(job, query, 4, j, scores, ahead);
             break;
         }
     }
@@ -164,7 +164,8 @@ void rf_attend_score_codes_avx2(const rf_attend *job, uint32_t query, uint32_t c
 
 /* n queries, 8 * parts dimensions of one span from d on; weights are those of the span. */
 RF_INLINE void add_part(const rf_attend *job, uint32_t query, uint32_t n, rf_attend_range seen,
-                        rf_attend_line *weights, const float *keep, uint32_t d, uint32_t parts)
+                        rf_attend_line *weights, const float *keep, uint32_t d, uint32_t parts,
+                        rf_attend_ahead *ahead)
 {
     __m256 acc[RF_ATTEND_TILE][8];
 #pragma GCC unroll 4
@@ -176,6 +177,7 @@ RF_INLINE void add_part(const rf_attend *job, uint32_t query, uint32_t n, rf_att
         }
     }
     const uint8_t *v = rf_attend_row(&job->v, seen.first) + d;
+    rf_ask_ahead(ahead, n * 8 * parts * (seen.last - seen.first));
     for (uint32_t j = seen.first; j < seen.last; j++) {
         __m256 row[8];
 #pragma GCC unroll 8
@@ -205,22 +207,24 @@ RF_INLINE void add_part(const rf_attend *job, uint32_t query, uint32_t n, rf_att
 
 /* As many sums as registers hold beside a row: 8 of one query, 8 of two, 12 of three, 8 of four. */
 RF_INLINE void add_span(const rf_attend *job, uint32_t query, uint32_t n, rf_attend_range seen,
-                        rf_attend_line *weights, const float *keep, uint32_t d, uint32_t end)
+                        rf_attend_line *weights, const float *keep, uint32_t d, uint32_t end,
+                        rf_attend_ahead *ahead)
 {
     const uint32_t most = n == 1 ? 8 : (n == 4 ? 2 : 4);
     for (; d + 8 * most <= end; d += 8 * most) {
-        add_part(job, query, n, seen, weights, keep, d, most);
+        add_part(job, query, n, seen, weights, keep, d, most, ahead);
     }
     for (; most > 2 && d + 16 <= end; d += 16) {
-        add_part(job, query, n, seen, weights, keep, d, 2);
+        add_part(job, query, n, seen, weights, keep, d, 2, ahead);
     }
     for (; d < end; d += 8) {
-        add_part(job, query, n, seen, weights, keep, d, 1);
+        add_part(job, query, n, seen, weights, keep, d, 1, ahead);
     }
 }
 
 void rf_attend_add_codes_avx2(const rf_attend *job, uint32_t query, uint32_t count,
-                              rf_attend_range seen, rf_attend_line *p, const float *keep)
+                              rf_attend_range seen, rf_attend_line *p, const float *keep,
+                              rf_attend_ahead *ahead)
 {
     const uint32_t spans = job->v.spans, span = job->v.width / spans;
     rf_attend_line weights[RF_ATTEND_TILE];
@@ -234,16 +238,16 @@ void rf_attend_add_codes_avx2(const rf_attend *job, uint32_t query, uint32_t cou
         }
         switch (count) {
         case 1:
-            add_span(job, query, 1, seen, weights, keep, s * span, (s + 1) * span);
+            add_span(job, query, 1, seen, weights, keep, s * span, (s + 1) * span, ahead);
             break;
         case 2:
-            add_span(job, query, 2, seen, weights, keep, s * span, (s + 1) * span);
+            add_span(job, query, 2, seen, weights, keep, s * span, (s + 1) * span, ahead);
             break;
         case 3:
-            add_span(job, query, 3, seen, weights, keep, s * span, (s + 1) * span);
+            add_span(job, query, 3, seen, weights, keep, s * span, (s + 1) * span, ahead);
             break;
         default:
-            add_span(job, query, 4, seen, weights, keep, s * span, (s + 1) * span);
+            add_span(job, query, 4, seen, weights, keep, s * span, (s + 1) * span, ahead);
             break;
         }
     }
