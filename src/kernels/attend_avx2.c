@@ -83,31 +83,34 @@ RF_INLINE void score_tile(const rf_attend *job, uint32_t query, uint32_t n, rf_a
     }
 }
 
-#define EACH_COUNT(call, ...)                                                                      \
-    switch (count) {                                                                               \
-    case 1:                                                                                        \
-        call(job, query, 1, __VA_ARGS__);                                                          \
-        break;                                                                                     \
-    case 2:                                                                                        \
-        call(job, query, 2, __VA_ARGS__);                                                          \
-        break;                                                                                     \
-    case 3:                                                                                        \
-        call(job, query, 3, __VA_ARGS__);                                                          \
-        break;                                                                                     \
-    default:                                                                                       \
-        call(job, query, 4, __VA_ARGS__);                                                          \
-        break;                                                                                     \
+/* Tiles of four, and what is left; i counts the queries that are done. */
+#define EACH_TILE(call, ...)                                                                       \
+    for (uint32_t i = 0; i < count; i += RF_ATTEND_TILE) {                                         \
+        switch (count - i) {                                                                       \
+        case 1:                                                                                    \
+            call(job, query + i, 1, __VA_ARGS__);                                                  \
+            break;                                                                                 \
+        case 2:                                                                                    \
+            call(job, query + i, 2, __VA_ARGS__);                                                  \
+            break;                                                                                 \
+        case 3:                                                                                    \
+            call(job, query + i, 3, __VA_ARGS__);                                                  \
+            break;                                                                                 \
+        default:                                                                                   \
+            call(job, query + i, 4, __VA_ARGS__);                                                  \
+            break;                                                                                 \
+        }                                                                                          \
     }
 
 static void score_f32(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
                       rf_attend_line *scores, rf_attend_ahead *ahead)
 {
-    EACH_COUNT(score_tile, RF_ATTEND_F32, seen, scores, ahead)
+    EACH_TILE(score_tile, RF_ATTEND_F32, seen, scores + i, ahead)
 }
 
 static void score_f16(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
                       rf_attend_line *scores, rf_attend_ahead *ahead){
-    EACH_COUNT(score_tile, RF_ATTEND_F16, seen, scores, ahead)}
+    EACH_TILE(score_tile, RF_ATTEND_F16, seen, scores + i, ahead)}
 
 /* ---- values ------------------------------------------------------------------------------- */
 
@@ -174,13 +177,13 @@ RF_INLINE void add_tile(const rf_attend *job, uint32_t query, uint32_t n, rf_att
 static void add_f32(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
                     rf_attend_line *weights, const float *keep, rf_attend_ahead *ahead)
 {
-    EACH_COUNT(add_tile, RF_ATTEND_F32, seen, weights, keep, ahead)
+    EACH_TILE(add_tile, RF_ATTEND_F32, seen, weights + i, keep + i, ahead)
 }
 
 static void add_f16(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
                     rf_attend_line *weights, const float *keep, rf_attend_ahead *ahead)
 {
-    EACH_COUNT(add_tile, RF_ATTEND_F16, seen, weights, keep, ahead)
+    EACH_TILE(add_tile, RF_ATTEND_F16, seen, weights + i, keep + i, ahead)
 }
 
 /* ---- softmax ------------------------------------------------------------------------------ */
@@ -279,43 +282,21 @@ static void soften(const rf_attend *job, uint32_t query, uint32_t count, rf_atte
 
 /* ---- the block ---------------------------------------------------------------------------- */
 
-static void score(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
-                  rf_attend_line *scores, rf_attend_ahead *ahead)
-{
-    if (job->k.form == RF_ATTEND_INT8) {
-        rf_attend_score_codes_avx2(job, query, count, seen, scores, ahead);
-    } else if (job->k.form == RF_ATTEND_F16) {
-        score_f16(job, query, count, seen, scores, ahead);
-    } else {
-        score_f32(job, query, count, seen, scores, ahead);
-    }
-}
-
-static void add(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
-                rf_attend_line *weights, const float *keep, rf_attend_ahead *ahead)
-{
-    if (job->v.form == RF_ATTEND_INT8) {
-        rf_attend_add_codes_avx2(job, query, count, seen, weights, keep, ahead);
-    } else if (job->v.form == RF_ATTEND_F16) {
-        add_f16(job, query, count, seen, weights, keep, ahead);
-    } else {
-        add_f32(job, query, count, seen, weights, keep, ahead);
-    }
-}
+const rf_attend_way rf_attend_ways_avx2[RF_ATTEND_INT8 + 1] = {
+    [RF_ATTEND_F32] = {score_f32, add_f32},
+    [RF_ATTEND_F16] = {score_f16, add_f16},
+    [RF_ATTEND_INT8] = {rf_attend_score_codes_avx2, rf_attend_add_codes_avx2},
+};
 
 /* Queries that see something, and together the positions of `all`. */
 static void attend_group(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range all,
-                         rf_attend_ahead *ahead)
+                         const rf_attend_way *ways, rf_attend_ahead *ahead)
 {
     rf_attend_line scores[RF_ATTEND_GROUP];
     float keep[RF_ATTEND_GROUP];
-    for (uint32_t i = 0; i < count; i += RF_ATTEND_TILE) {
-        score(job, query + i, RF_MIN(RF_ATTEND_TILE, count - i), all, scores + i, ahead);
-    }
+    ways[job->k.form].score(job, query, count, all, scores, ahead);
     soften(job, query, count, all, scores, keep);
-    for (uint32_t i = 0; i < count; i += RF_ATTEND_TILE) {
-        add(job, query + i, RF_MIN(RF_ATTEND_TILE, count - i), all, scores + i, keep + i, ahead);
-    }
+    ways[job->v.form].add(job, query, count, all, scores, keep, ahead);
 }
 
 /* Rows that somebody sees as floats in scratch. */
@@ -386,7 +367,7 @@ static rf_attend_ahead ahead_of(const rf_attend *job)
                              .rate = (uint32_t)(bytes * 1024 / RF_MAX(macs, 1u)) + 1};
 }
 
-void rf_attend_avx2(const rf_attend *asked)
+void rf_attend_by(const rf_attend *asked, const rf_attend_way ways[RF_ATTEND_INT8 + 1])
 {
     rf_attend held = *asked;
     const rf_attend *job = &held;
@@ -404,10 +385,15 @@ void rf_attend_avx2(const rf_attend *asked)
             all.last = RF_MAX(all.last, seen.last);
         }
         if (all.first < all.last) {
-            attend_group(job, i, count, all, &ahead);
+            attend_group(job, i, count, all, ways, &ahead);
         }
         i += count;
     }
+}
+
+void rf_attend_avx2(const rf_attend *job)
+{
+    rf_attend_by(job, rf_attend_ways_avx2);
 }
 
 void rf_attend_join_avx2(float *state, float *out, const float *part_state, const float *part_out,

@@ -107,13 +107,28 @@ RF_INLINE void rf_ask_ahead(rf_attend_ahead *ahead, uint32_t macs)
  * below read: scales in a line for each span, and codes of keys in columns. */
 void rf_attend_line_up_scales_avx2(rf_attend_rows *rows, rf_attend_range seen, void *scratch);
 void rf_attend_turn_codes_avx2(rf_attend_rows *k, rf_attend_range seen, void *scratch);
-/* count <= RF_ATTEND_TILE queries from query on, positions of seen. Scores of whole eights
- * are stored; adding multiplies out by keep first. */
 void rf_attend_score_codes_avx2(const rf_attend *job, uint32_t query, uint32_t count,
                                 rf_attend_range seen, rf_attend_line *scores,
                                 rf_attend_ahead *ahead);
 void rf_attend_add_codes_avx2(const rf_attend *job, uint32_t query, uint32_t count,
-                              rf_attend_range seen, rf_attend_line *p, const float *keep,
+                              rf_attend_range seen, rf_attend_line *weights, const float *keep,
                               rf_attend_ahead *ahead);
+
+void rf_attend_weights_avx2(const rf_attend *job, uint32_t span, uint32_t count,
+                            rf_attend_range seen, rf_attend_line *p, rf_attend_line *weights);
+
+/* How a form of rows is scored and added: count <= RF_ATTEND_GROUP queries from query on, positions
+ * of seen. Scores of whole eights are stored; adding multiplies out by keep first. BF16 rows are
+ * widened before. */
+typedef struct rf_attend_way {
+    void (*score)(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
+                  rf_attend_line *scores, rf_attend_ahead *ahead);
+    void (*add)(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
+                rf_attend_line *weights, const float *keep, rf_attend_ahead *ahead);
+} rf_attend_way;
+extern const rf_attend_way rf_attend_ways_avx2[RF_ATTEND_INT8 + 1];
+
+/* attend_avx2.c: rf_attend_fn with these ways of a form. */
+void rf_attend_by(const rf_attend *asked, const rf_attend_way ways[RF_ATTEND_INT8 + 1]);
 
 #endif

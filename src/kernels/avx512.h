@@ -80,6 +80,7 @@ void rf_matmul_quant_avx512(const rf_matmul *job, uint32_t first_row, uint32_t l
                             void *scratch);
 void rf_matmul_float_avx512(const rf_matmul *job, uint32_t first_row, uint32_t last_row,
                             void *scratch);
+void rf_attend_avx512(const rf_attend *job);
 void rf_vector_avx512(rf_kernels *kernels);
 
 #endif

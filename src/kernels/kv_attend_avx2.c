@@ -142,20 +142,22 @@ void rf_attend_score_codes_avx2(const rf_attend *job, uint32_t query, uint32_t c
                                 rf_attend_range seen, rf_attend_line *scores,
                                 rf_attend_ahead *ahead)
 {
-    for (uint32_t j = seen.first & ~7u; j < seen.last; j += 8) {
-        switch (count) {
-        case 1:
-            score_8(job, query, 1, j, scores, ahead);
-            break;
-        case 2:
-            score_8(job, query, 2, j, scores, ahead);
-            break;
-        case 3:
-            score_8(job, query, 3, j, scores, ahead);
-            break;
-        default:
-            score_8(job, query, 4, j, scores, ahead);
-            break;
+    for (uint32_t i = 0; i < count; i += RF_ATTEND_TILE) {
+        for (uint32_t j = seen.first & ~7u; j < seen.last; j += 8) {
+            switch (count - i) {
+            case 1:
+                score_8(job, query + i, 1, j, scores + i, ahead);
+                break;
+            case 2:
+                score_8(job, query + i, 2, j, scores + i, ahead);
+                break;
+            case 3:
+                score_8(job, query + i, 3, j, scores + i, ahead);
+                break;
+            default:
+                score_8(job, query + i, 4, j, scores + i, ahead);
+                break;
+            }
         }
     }
 }
@@ -222,33 +224,44 @@ RF_INLINE void add_span(const rf_attend *job, uint32_t query, uint32_t n, rf_att
     }
 }
 
+/* Weights of one span of values: p times their scales, for whole eights of seen. */
+void rf_attend_weights_avx2(const rf_attend *job, uint32_t span, uint32_t count,
+                            rf_attend_range seen, rf_attend_line *p, rf_attend_line *weights)
+{
+    const rf_attend_line *lines = (const rf_attend_line *)(const void *)job->v.scale;
+    for (uint32_t j = seen.first & ~7u; j < seen.last; j += 8) {
+        const __m256 scale = _mm256_loadu_ps(lines[span] + j);
+        for (uint32_t i = 0; i < count; i++) {
+            _mm256_storeu_ps(weights[i] + j, _mm256_mul_ps(_mm256_loadu_ps(p[i] + j), scale));
+        }
+    }
+}
+
 void rf_attend_add_codes_avx2(const rf_attend *job, uint32_t query, uint32_t count,
                               rf_attend_range seen, rf_attend_line *p, const float *keep,
                               rf_attend_ahead *ahead)
 {
     const uint32_t spans = job->v.spans, span = job->v.width / spans;
-    rf_attend_line weights[RF_ATTEND_TILE];
-    const rf_attend_line *lines = (const rf_attend_line *)(const void *)job->v.scale;
+    rf_attend_line weights[RF_ATTEND_GROUP];
     for (uint32_t s = 0; s < spans; s++) {
-        for (uint32_t j = seen.first & ~7u; j < seen.last; j += 8) {
-            const __m256 scale = _mm256_loadu_ps(lines[s] + j);
-            for (uint32_t i = 0; i < count; i++) {
-                _mm256_storeu_ps(weights[i] + j, _mm256_mul_ps(_mm256_loadu_ps(p[i] + j), scale));
+        const uint32_t d = s * span, end = d + span;
+        rf_attend_weights_avx2(job, s, count, seen, p, weights);
+        for (uint32_t i = 0; i < count; i += RF_ATTEND_TILE) {
+            rf_attend_line *w = weights + i;
+            switch (count - i) {
+            case 1:
+                add_span(job, query + i, 1, seen, w, keep + i, d, end, ahead);
+                break;
+            case 2:
+                add_span(job, query + i, 2, seen, w, keep + i, d, end, ahead);
+                break;
+            case 3:
+                add_span(job, query + i, 3, seen, w, keep + i, d, end, ahead);
+                break;
+            default:
+                add_span(job, query + i, 4, seen, w, keep + i, d, end, ahead);
+                break;
             }
-        }
-        switch (count) {
-        case 1:
-            add_span(job, query, 1, seen, weights, keep, s * span, (s + 1) * span, ahead);
-            break;
-        case 2:
-            add_span(job, query, 2, seen, weights, keep, s * span, (s + 1) * span, ahead);
-            break;
-        case 3:
-            add_span(job, query, 3, seen, weights, keep, s * span, (s + 1) * span, ahead);
-            break;
-        default:
-            add_span(job, query, 4, seen, weights, keep, s * span, (s + 1) * span, ahead);
-            break;
         }
     }
 }

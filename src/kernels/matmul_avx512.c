@@ -180,6 +180,7 @@ RF_FOR_ANY_CPU void rf_kernels_avx512(rf_kernels *kernels)
 {
     static const rf_kernel_entry quant = {RF_CPU_AVX512, "matmul_avx512.c"};
     static const rf_kernel_entry wide = {RF_CPU_AVX512, "matmul_float_avx512.c"};
+    static const rf_kernel_entry attend = {RF_CPU_AVX512, "attend_avx512.c"};
     static const rf_format floats[] = {RF_F32, RF_F16, RF_BF16};
     for (uint32_t i = 0; i < RF_QUANT_COUNT; i++) {
         for (int act = RF_ACT_INT16; act <= RF_ACT_INT8; act++) {
@@ -191,5 +192,8 @@ RF_FOR_ANY_CPU void rf_kernels_avx512(rf_kernels *kernels)
         kernels->matmul[floats[i]][RF_ACT_F32] = rf_matmul_float_avx512;
         kernels->matmul_entry[floats[i]][RF_ACT_F32] = wide;
     }
+    kernels->attend = rf_attend_avx512;
+    kernels->attend_join = rf_attend_join_avx2; /* a set alone over scalar has both as well */
+    kernels->attend_entry = attend;
     rf_vector_avx512(kernels);
 }

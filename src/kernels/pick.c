@@ -31,14 +31,14 @@ static uint32_t saved_state(void)
     return low;
 }
 
-/* Bits: Intel SDM vol. 2, CPUID leaves 1, 7.0 and 7.1. */
+/* Bits: Intel SDM vol. 2, CPUID leaves 1 and 7.0. */
 uint32_t rf_cpu_detect(void)
 {
     enum { FMA = 1u << 12, OSXSAVE = 1u << 27, F16C = 1u << 29 };
     enum { AVX2 = 1u << 5, BMI2 = 1u << 8, F = 1u << 16, DQ = 1u << 17, BW = 1u << 30 };
     const uint32_t base = FMA | OSXSAVE | F16C;
     const uint32_t wide = F | DQ | BW | 1u << 31; /* and VL */
-    const uint32_t vnni = 1u << 11, bf16 = 1u << 5;
+    const uint32_t vnni = 1u << 11;
     uint32_t a, b, c, d, b7, c7, mask = RF_CPU_SCALAR;
     if (!__get_cpuid(1, &a, &b, &c, &d) || (c & base) != base) {
         return mask;
@@ -49,8 +49,7 @@ uint32_t rf_cpu_detect(void)
         return mask;
     }
     mask |= RF_CPU_AVX2;
-    if ((state & 0xE6) == 0xE6 && (b7 & wide) == wide && (c7 & vnni) &&
-        __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & bf16)) {
+    if ((state & 0xE6) == 0xE6 && (b7 & wide) == wide && (c7 & vnni)) {
         mask |= RF_CPU_AVX512;
     }
     return mask;

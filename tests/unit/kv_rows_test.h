@@ -3,42 +3,24 @@
 #ifndef KV_ROWS_TEST_H
 #define KV_ROWS_TEST_H
 
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <setjmp.h>
-#include <cmocka.h>
+#include "kernel_test.h"
 #include "kernels/kv_codec.h"
-#include "kernels/quant.h"
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define WIDTH_MAX 384u
 __attribute__((unused)) static const uint32_t widths[] = {
     8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 192, 256, 320, WIDTH_MAX};
-__attribute__((unused)) static const uint32_t sets[] = {RF_CPU_AVX2, RF_CPU_AVX512, RF_CPU_NEON};
 
 /* ---- rows ----------------------------------------------------------------------------------- */
 
-static inline uint64_t next_random(uint64_t *seed)
-{
-    uint64_t z = (*seed += UINT64_C(0x9e3779b97f4a7c15));
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return z ^ z >> 31;
-}
-
-static inline double uniform(uint64_t *seed)
+static inline double uniform_open(uint64_t *seed)
 { /* (0, 1) */
     return ((double)(next_random(seed) >> 12) + 0.5) * 0x1p-52;
 }
 
 static inline double gauss(uint64_t *seed)
 {
-    const double r = sqrt(-2 * log(uniform(seed)));
-    return r * cos(6.283185307179586 * uniform(seed));
+    const double r = sqrt(-2 * log(uniform_open(seed)));
+    return r * cos(6.283185307179586 * uniform_open(seed));
 }
 
 static inline void fill_gauss(float *x, uint32_t n, uint64_t seed, double size)

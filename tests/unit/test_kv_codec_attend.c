@@ -3,17 +3,15 @@
 
 /* ---- attention ----------------------------------------------------------------------------- */
 
-/* Attention by the kernels of one set, in scratch that may hold anything. */
-static void attend_by(const rf_kv_kernels *set, const rf_attend *job)
+/* In scratch that may hold anything. */
+static void attend_by(const rf_kernels *kernels, const rf_attend *job)
 {
-    rf_kernels kernels;
-    rf_kernels_pick(&kernels, set->entry.cpu);
     const uint64_t bytes = rf_attend_scratch_bytes(job->k.width, job->v.width);
     rf_attend held = *job;
     held.scratch = aligned_alloc(64, (bytes + 63) / 64 * 64);
     assert_non_null(held.scratch);
     memset(held.scratch, 0xFF, bytes);
-    kernels.attend(&held);
+    kernels->attend(&held);
     free(held.scratch);
 }
 
@@ -107,56 +105,57 @@ static const struct pair {
     {RF_KV_CODE_R8, RF_KV_CODE_R4, 8, 16},        {RF_KV_CODE_R6, RF_KV_CODE_R8, 112, 320},
 };
 
-static void attention_is_that_of_a_double_reference(void **state)
+static void check_against_doubles(const rf_kernels *kernels)
 {
-    (void)state;
-    rf_kv_kernels tables[1 + RF_ARRAY_COUNT(sets)];
-    tables[0] = scalar_kernels();
-    const int sets_here = 1 + other_kernels(tables + 1);
     for (size_t p = 0; p < RF_ARRAY_COUNT(pairs); p++) {
-        for (int set = 0; set < sets_here; set++) {
-            attention t = attention_of(pairs[p].k, pairs[p].v, pairs[p].kw, pairs[p].vw, 37, 5, p);
-            const rf_attend *j = &t.job;
-            const int8_t *k = j->k.rows, *v = j->v.rows;
-            attention_start(&t);
-            attend_by(&tables[set], j);
-            attend_by(&tables[set], j); /* a second block: the running maximum and sums go on */
-            for (uint32_t i = 0; i < j->query_count; i++) {
-                double out[WIDTH_MAX] = {0}, sum = 0;
-                for (uint32_t at = j->visible[i].first; at < j->visible[i].last; at++) {
-                    double dot = 0;
-                    for (uint32_t d = 0; d < j->k.width; d++) {
-                        dot += (double)j->q_codes[i * j->q_stride + d] * k[at * j->k.stride + d] *
-                               (double)j->k.scale[at * j->k.spans + d / t.k.span];
-                    }
-                    const double w =
-                        exp(dot * (double)j->q_scale[i] * (double)j->scale + (double)j->bias[i]);
-                    sum += w;
-                    for (uint32_t d = 0; d < j->v.width; d++) {
-                        out[d] += w * v[at * j->v.stride + d] *
-                                  (double)j->v.scale[at * j->v.spans + d / t.v.span];
-                    }
+        attention t = attention_of(pairs[p].k, pairs[p].v, pairs[p].kw, pairs[p].vw, 37, 5, p);
+        const rf_attend *j = &t.job;
+        const int8_t *k = j->k.rows, *v = j->v.rows;
+        attention_start(&t);
+        attend_by(kernels, j);
+        attend_by(kernels, j); /* a second block: the running maximum and sums go on */
+        for (uint32_t i = 0; i < j->query_count; i++) {
+            double out[WIDTH_MAX] = {0}, sum = 0;
+            for (uint32_t at = j->visible[i].first; at < j->visible[i].last; at++) {
+                double dot = 0;
+                for (uint32_t d = 0; d < j->k.width; d++) {
+                    dot += (double)j->q_codes[i * j->q_stride + d] * k[at * j->k.stride + d] *
+                           (double)j->k.scale[at * j->k.spans + d / t.k.span];
                 }
+                const double w =
+                    exp(dot * (double)j->q_scale[i] * (double)j->scale + (double)j->bias[i]);
+                sum += w;
                 for (uint32_t d = 0; d < j->v.width; d++) {
-                    const double got = (double)j->out[i * j->out_stride + d];
-                    if (sum == 0) {
-                        assert_true(got == 0 && j->state[2 * i + 1] == 0);
-                    } else {
-                        assert_true(fabs(got / (double)j->state[2 * i + 1] - out[d] / sum) < 5e-6);
-                    }
+                    out[d] += w * v[at * j->v.stride + d] *
+                              (double)j->v.scale[at * j->v.spans + d / t.v.span];
                 }
             }
-            attention_free(&t);
+            for (uint32_t d = 0; d < j->v.width; d++) {
+                const double got = (double)j->out[i * j->out_stride + d];
+                if (sum == 0) {
+                    assert_true(got == 0 && j->state[2 * i + 1] == 0);
+                } else {
+                    assert_true(fabs(got / (double)j->state[2 * i + 1] - out[d] / sum) < 5e-6);
+                }
+            }
         }
+        attention_free(&t);
     }
 }
 
-static void attention_has_the_same_bits_in_every_set(void **state)
+static void attention_is_that_of_a_double_reference(void **state)
 {
     (void)state;
-    const rf_kv_kernels scalar = scalar_kernels();
-    rf_kv_kernels tables[RF_ARRAY_COUNT(sets)];
-    const int sets_here = other_kernels(tables);
+    rf_kernels scalar;
+    rf_kernels_scalar(&scalar);
+    check_against_doubles(&scalar);
+    for_each_set(check_against_doubles);
+}
+
+static void check_against_scalar(const rf_kernels *kernels)
+{
+    rf_kernels scalar;
+    rf_kernels_scalar(&scalar);
     static const uint32_t counts[] = {1, 2, 7, 8, 15, 16, 17, 33, 63, 64};
     for (size_t p = 0; p < RF_ARRAY_COUNT(pairs); p++) {
         for (size_t c = 0; c < RF_ARRAY_COUNT(counts); c++) {
@@ -165,18 +164,16 @@ static void attention_has_the_same_bits_in_every_set(void **state)
                                        queries, 7 * p + c);
             attention b = attention_of(pairs[p].k, pairs[p].v, pairs[p].kw, pairs[p].vw, counts[c],
                                        queries, 7 * p + c);
-            for (int set = 0; set < sets_here; set++) {
-                attention_start(&a);
-                attention_start(&b);
-                for (int twice = 0; twice < 2; twice++) {
-                    attend_by(&scalar, &a.job);
-                    attend_by(&tables[set], &b.job);
-                }
-                assert_memory_equal(a.job.state, b.job.state, 8 * queries);
-                for (uint32_t i = 0; i < queries; i++) {
-                    assert_memory_equal(a.job.out + i * a.job.out_stride,
-                                        b.job.out + i * b.job.out_stride, 4 * pairs[p].vw);
-                }
+            attention_start(&a);
+            attention_start(&b);
+            for (int twice = 0; twice < 2; twice++) {
+                attend_by(&scalar, &a.job);
+                attend_by(kernels, &b.job);
+            }
+            assert_memory_equal(a.job.state, b.job.state, 8 * queries);
+            for (uint32_t i = 0; i < queries; i++) {
+                assert_memory_equal(a.job.out + i * a.job.out_stride,
+                                    b.job.out + i * b.job.out_stride, 4 * pairs[p].vw);
             }
             attention_free(&a);
             attention_free(&b);
@@ -184,56 +181,65 @@ static void attention_has_the_same_bits_in_every_set(void **state)
     }
 }
 
+static void attention_has_the_same_bits_in_every_set(void **state)
+{
+    (void)state;
+    for_each_set(check_against_scalar);
+}
+
 /* A query's bits do not depend on who goes with it, nor on positions that it does not see. */
+static void check_company(const rf_kernels *kernels)
+{
+    attention t = attention_of(RF_KV_CODE_R4, RF_KV_CODE_R5, 64, 80, 50, 9, 12);
+    rf_attend_range *visible = malloc(sizeof *visible * 9);
+    float together[9][82];
+    for (uint32_t i = 0; i < 9; i++) {
+        visible[i] = (rf_attend_range){3, 41 + (i > 4)};
+    }
+    rf_attend job = t.job;
+    job.visible = visible;
+    attention_start(&t);
+    attend_by(kernels, &job);
+    for (uint32_t i = 0; i < 9; i++) {
+        memcpy(together[i], job.out + i * job.out_stride, 80 * 4);
+        memcpy(together[i] + 80, job.state + 2 * i, 8);
+    }
+    attention_start(&t);
+    for (uint32_t i = 0; i < 9; i++) { /* alone, and only with the rows it sees */
+        rf_attend one = job;
+        const rf_attend_range range = {3, visible[i].last};
+        one.q_codes += i * one.q_stride;
+        one.q_scale += i;
+        one.bias += i;
+        one.query_count = 1;
+        one.visible = &range;
+        one.state += 2 * i;
+        one.out += i * one.out_stride;
+        attend_by(kernels, &one);
+        assert_memory_equal(together[i], one.out, 80 * 4);
+        assert_memory_equal(together[i] + 80, one.state, 8);
+    }
+    /* bias NULL is bias 0 */
+    float none[9] = {0}, first[80];
+    attention_start(&t);
+    job.bias = NULL;
+    attend_by(kernels, &job);
+    memcpy(first, job.out, sizeof first);
+    attention_start(&t);
+    job.bias = none;
+    attend_by(kernels, &job);
+    assert_memory_equal(first, job.out, sizeof first);
+    free(visible);
+    attention_free(&t);
+}
+
 static void attention_of_a_query_is_its_own(void **state)
 {
     (void)state;
-    rf_kv_kernels tables[1 + RF_ARRAY_COUNT(sets)];
-    tables[0] = scalar_kernels();
-    const int sets_here = 1 + other_kernels(tables + 1);
-    for (int set = 0; set < sets_here; set++) {
-        attention t = attention_of(RF_KV_CODE_R4, RF_KV_CODE_R5, 64, 80, 50, 9, 12);
-        rf_attend_range *visible = malloc(sizeof *visible * 9);
-        float together[9][82];
-        for (uint32_t i = 0; i < 9; i++) {
-            visible[i] = (rf_attend_range){3, 41 + (i > 4)};
-        }
-        rf_attend job = t.job;
-        job.visible = visible;
-        attention_start(&t);
-        attend_by(&tables[set], &job);
-        for (uint32_t i = 0; i < 9; i++) {
-            memcpy(together[i], job.out + i * job.out_stride, 80 * 4);
-            memcpy(together[i] + 80, job.state + 2 * i, 8);
-        }
-        attention_start(&t);
-        for (uint32_t i = 0; i < 9; i++) { /* alone, and only with the rows it sees */
-            rf_attend one = job;
-            const rf_attend_range range = {3, visible[i].last};
-            one.q_codes += i * one.q_stride;
-            one.q_scale += i;
-            one.bias += i;
-            one.query_count = 1;
-            one.visible = &range;
-            one.state += 2 * i;
-            one.out += i * one.out_stride;
-            attend_by(&tables[set], &one);
-            assert_memory_equal(together[i], one.out, 80 * 4);
-            assert_memory_equal(together[i] + 80, one.state, 8);
-        }
-        /* bias NULL is bias 0 */
-        float none[9] = {0}, first[80];
-        attention_start(&t);
-        job.bias = NULL;
-        attend_by(&tables[set], &job);
-        memcpy(first, job.out, sizeof first);
-        attention_start(&t);
-        job.bias = none;
-        attend_by(&tables[set], &job);
-        assert_memory_equal(first, job.out, sizeof first);
-        free(visible);
-        attention_free(&t);
-    }
+    rf_kernels scalar;
+    rf_kernels_scalar(&scalar);
+    check_company(&scalar);
+    for_each_set(check_company);
 }
 
 int main(void)
