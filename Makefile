@@ -74,6 +74,10 @@ bench: build
 	@cmake --build build --target bench-attend -j $(JOBS) > build/compile.log 2>&1 \
 		|| { cat build/compile.log; exit 1; }
 	@build/bench/attend
+	@printf '\n== attention through the store: bench/store (ns a position of a KV head)\n'
+	@cmake --build build --target bench-store -j $(JOBS) > build/compile.log 2>&1 \
+		|| { cat build/compile.log; exit 1; }
+	@build/bench/store r8 && build/bench/store f16
 
 bench-gate: build
 	@cmake --build build --target bench-kernels -j $(JOBS) > build/compile.log 2>&1 \

@@ -83,34 +83,15 @@ RF_INLINE void score_tile(const rf_attend *job, uint32_t query, uint32_t n, rf_a
     }
 }
 
-/* Tiles of four, and what is left; i counts the queries that are done. */
-#define EACH_TILE(call, ...)                                                                       \
-    for (uint32_t i = 0; i < count; i += RF_ATTEND_TILE) {                                         \
-        switch (count - i) {                                                                       \
-        case 1:                                                                                    \
-            call(job, query + i, 1, __VA_ARGS__);                                                  \
-            break;                                                                                 \
-        case 2:                                                                                    \
-            call(job, query + i, 2, __VA_ARGS__);                                                  \
-            break;                                                                                 \
-        case 3:                                                                                    \
-            call(job, query + i, 3, __VA_ARGS__);                                                  \
-            break;                                                                                 \
-        default:                                                                                   \
-            call(job, query + i, 4, __VA_ARGS__);                                                  \
-            break;                                                                                 \
-        }                                                                                          \
-    }
-
-static void score_f32(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
-                      rf_attend_line *scores, rf_attend_ahead *ahead)
+void rf_attend_score_f32_avx2(const rf_attend *job, uint32_t query, uint32_t count,
+                              rf_attend_range seen, rf_attend_line *scores, rf_attend_ahead *ahead)
 {
-    EACH_TILE(score_tile, RF_ATTEND_F32, seen, scores + i, ahead)
+    RF_ATTEND_EACH_TILE(score_tile, RF_ATTEND_F32, seen, scores + i, ahead)
 }
 
-static void score_f16(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
-                      rf_attend_line *scores, rf_attend_ahead *ahead){
-    EACH_TILE(score_tile, RF_ATTEND_F16, seen, scores + i, ahead)}
+void rf_attend_score_f16_avx2(const rf_attend *job, uint32_t query, uint32_t count,
+                              rf_attend_range seen, rf_attend_line *scores, rf_attend_ahead *ahead){
+    RF_ATTEND_EACH_TILE(score_tile, RF_ATTEND_F16, seen, scores + i, ahead)}
 
 /* ---- values ------------------------------------------------------------------------------- */
 
@@ -174,16 +155,18 @@ RF_INLINE void add_tile(const rf_attend *job, uint32_t query, uint32_t n, rf_att
     }
 }
 
-static void add_f32(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
-                    rf_attend_line *weights, const float *keep, rf_attend_ahead *ahead)
+void rf_attend_add_f32_avx2(const rf_attend *job, uint32_t query, uint32_t count,
+                            rf_attend_range seen, rf_attend_line *weights, const float *keep,
+                            rf_attend_ahead *ahead)
 {
-    EACH_TILE(add_tile, RF_ATTEND_F32, seen, weights + i, keep + i, ahead)
+    RF_ATTEND_EACH_TILE(add_tile, RF_ATTEND_F32, seen, weights + i, keep + i, ahead)
 }
 
-static void add_f16(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
-                    rf_attend_line *weights, const float *keep, rf_attend_ahead *ahead)
+void rf_attend_add_f16_avx2(const rf_attend *job, uint32_t query, uint32_t count,
+                            rf_attend_range seen, rf_attend_line *weights, const float *keep,
+                            rf_attend_ahead *ahead)
 {
-    EACH_TILE(add_tile, RF_ATTEND_F16, seen, weights + i, keep + i, ahead)
+    RF_ATTEND_EACH_TILE(add_tile, RF_ATTEND_F16, seen, weights + i, keep + i, ahead)
 }
 
 /* ---- softmax ------------------------------------------------------------------------------ */
@@ -281,12 +264,6 @@ static void soften(const rf_attend *job, uint32_t query, uint32_t count, rf_atte
 }
 
 /* ---- the block ---------------------------------------------------------------------------- */
-
-const rf_attend_way rf_attend_ways_avx2[RF_ATTEND_INT8 + 1] = {
-    [RF_ATTEND_F32] = {score_f32, add_f32},
-    [RF_ATTEND_F16] = {score_f16, add_f16},
-    [RF_ATTEND_INT8] = {rf_attend_score_codes_avx2, rf_attend_add_codes_avx2},
-};
 
 /* Queries that see something, and together the positions of `all`. */
 static void attend_group(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range all,
@@ -393,7 +370,12 @@ void rf_attend_by(const rf_attend *asked, const rf_attend_way ways[RF_ATTEND_INT
 
 void rf_attend_avx2(const rf_attend *job)
 {
-    rf_attend_by(job, rf_attend_ways_avx2);
+    static const rf_attend_way ways[RF_ATTEND_INT8 + 1] = {
+        [RF_ATTEND_F32] = {rf_attend_score_f32_avx2, rf_attend_add_f32_avx2},
+        [RF_ATTEND_F16] = {rf_attend_score_f16_avx2, rf_attend_add_f16_avx2},
+        [RF_ATTEND_INT8] = {rf_attend_score_codes_avx2, rf_attend_add_codes_avx2},
+    };
+    rf_attend_by(job, ways);
 }
 
 void rf_attend_join_avx2(float *state, float *out, const float *part_state, const float *part_out,

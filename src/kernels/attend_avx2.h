@@ -76,9 +76,8 @@ RF_INLINE void rf_attend_rows_of_8(const rf_attend_rows *k, uint32_t j, uint32_t
 
 /* The rows of the block behind, which are asked for all along the arithmetic of this one, keys
  * first: a core waits for some two dozen lines at once, and who asks for a block's 130 in a row
- * stands still. The addresses may lie behind all rows. (Measured on Zen 3, 8 queries of width 64,
- * rows from memory, the store around: r8 38.1 ns a position in a row, 35.5 all along; f16 41.8 and
- * 38.1. Cached, r8 is 33.3.) */
+ * stands still. The addresses may lie behind all rows. (bench/store on Zen 3, best of three
+ * runs: r8 37.6 ns a position in a row, 34.0 all along; f16 41.3 and 37.6.) */
 typedef struct rf_attend_ahead {
     uintptr_t at, next_at; /* of keys, then of values */
     uint64_t lines, next_lines;
@@ -107,26 +106,42 @@ RF_INLINE void rf_ask_ahead(rf_attend_ahead *ahead, uint32_t macs)
  * below read: scales in a line for each span, and codes of keys in columns. */
 void rf_attend_line_up_scales_avx2(rf_attend_rows *rows, rf_attend_range seen, void *scratch);
 void rf_attend_turn_codes_avx2(rf_attend_rows *k, rf_attend_range seen, void *scratch);
-void rf_attend_score_codes_avx2(const rf_attend *job, uint32_t query, uint32_t count,
-                                rf_attend_range seen, rf_attend_line *scores,
-                                rf_attend_ahead *ahead);
-void rf_attend_add_codes_avx2(const rf_attend *job, uint32_t query, uint32_t count,
-                              rf_attend_range seen, rf_attend_line *weights, const float *keep,
-                              rf_attend_ahead *ahead);
-
 void rf_attend_weights_avx2(const rf_attend *job, uint32_t span, uint32_t count,
                             rf_attend_range seen, rf_attend_line *p, rf_attend_line *weights);
 
 /* How a form of rows is scored and added: count <= RF_ATTEND_GROUP queries from query on, positions
  * of seen. Scores of whole eights are stored; adding multiplies out by keep first. BF16 rows are
  * widened before. */
+typedef void rf_attend_score(const rf_attend *job, uint32_t query, uint32_t count,
+                             rf_attend_range seen, rf_attend_line *scores, rf_attend_ahead *ahead);
+typedef void rf_attend_add(const rf_attend *job, uint32_t query, uint32_t count,
+                           rf_attend_range seen, rf_attend_line *weights, const float *keep,
+                           rf_attend_ahead *ahead);
 typedef struct rf_attend_way {
-    void (*score)(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
-                  rf_attend_line *scores, rf_attend_ahead *ahead);
-    void (*add)(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
-                rf_attend_line *weights, const float *keep, rf_attend_ahead *ahead);
+    rf_attend_score *score;
+    rf_attend_add *add;
 } rf_attend_way;
-extern const rf_attend_way rf_attend_ways_avx2[RF_ATTEND_INT8 + 1];
+rf_attend_score rf_attend_score_f32_avx2, rf_attend_score_f16_avx2, rf_attend_score_codes_avx2;
+rf_attend_add rf_attend_add_f32_avx2, rf_attend_add_f16_avx2, rf_attend_add_codes_avx2;
+
+/* Tiles of four, and what is left; i counts the queries that are done. */
+#define RF_ATTEND_EACH_TILE(call, ...)                                                             \
+    for (uint32_t i = 0; i < count; i += RF_ATTEND_TILE) {                                         \
+        switch (count - i) {                                                                       \
+        case 1:                                                                                    \
+            call(job, query + i, 1, __VA_ARGS__);                                                  \
+            break;                                                                                 \
+        case 2:                                                                                    \
+            call(job, query + i, 2, __VA_ARGS__);                                                  \
+            break;                                                                                 \
+        case 3:                                                                                    \
+            call(job, query + i, 3, __VA_ARGS__);                                                  \
+            break;                                                                                 \
+        default:                                                                                   \
+            call(job, query + i, 4, __VA_ARGS__);                                                  \
+            break;                                                                                 \
+        }                                                                                          \
+    }
 
 /* attend_avx2.c: rf_attend_fn with these ways of a form. */
 void rf_attend_by(const rf_attend *asked, const rf_attend_way ways[RF_ATTEND_INT8 + 1]);

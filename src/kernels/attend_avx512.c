@@ -93,25 +93,13 @@ RF_INLINE void score_tile(const rf_attend *job, uint32_t query, uint32_t n, rf_a
     }
 }
 
-/* Eight queries, or as many of four, two and one as there are; i counts those that are done. */
+/* Eight queries together, fewer as everywhere; i counts those that are done. */
 #define EACH_TILE(call, ...)                                                                       \
-    for (uint32_t i = 0; i < count;) {                                                             \
-        if (count - i == 8) {                                                                      \
-            call(job, query + i, 8, __VA_ARGS__);                                                  \
-            i += 8;                                                                                \
-        } else if (count - i >= 4) {                                                               \
-            call(job, query + i, 4, __VA_ARGS__);                                                  \
-            i += 4;                                                                                \
-        } else if (count - i == 3) {                                                               \
-            call(job, query + i, 3, __VA_ARGS__);                                                  \
-            i += 3;                                                                                \
-        } else if (count - i == 2) {                                                               \
-            call(job, query + i, 2, __VA_ARGS__);                                                  \
-            i += 2;                                                                                \
-        } else {                                                                                   \
-            call(job, query + i, 1, __VA_ARGS__);                                                  \
-            i += 1;                                                                                \
-        }                                                                                          \
+    if (count == RF_ATTEND_GROUP) {                                                                \
+        const uint32_t i = 0;                                                                      \
+        call(job, query + i, RF_ATTEND_GROUP, __VA_ARGS__);                                        \
+    } else {                                                                                       \
+        RF_ATTEND_EACH_TILE(call, __VA_ARGS__)                                                     \
     }
 
 static void score_codes(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
@@ -194,26 +182,30 @@ RF_INLINE void add_tile(const rf_attend *job, uint32_t query, uint32_t n, rf_att
     }
 }
 
-static void add_f32(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
-                    rf_attend_line *weights, const float *keep, rf_attend_ahead *ahead)
+RF_INLINE void add_floats(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_form form,
+                          rf_attend_range seen, rf_attend_line *weights, const float *keep,
+                          rf_attend_ahead *ahead, rf_attend_add *narrow)
 {
     const uint32_t width = job->v.width;
     if (width % 16 != 0) {
-        rf_attend_ways_avx2[RF_ATTEND_F32].add(job, query, count, seen, weights, keep, ahead);
+        narrow(job, query, count, seen, weights, keep, ahead);
         return;
     }
-    EACH_TILE(add_tile, RF_ATTEND_F32, seen, weights + i, keep + i, 0, width, ahead)
+    EACH_TILE(add_tile, form, seen, weights + i, keep + i, 0, width, ahead)
+}
+
+static void add_f32(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
+                    rf_attend_line *weights, const float *keep, rf_attend_ahead *ahead)
+{
+    add_floats(job, query, count, RF_ATTEND_F32, seen, weights, keep, ahead,
+               rf_attend_add_f32_avx2);
 }
 
 static void add_f16(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
                     rf_attend_line *weights, const float *keep, rf_attend_ahead *ahead)
 {
-    const uint32_t width = job->v.width;
-    if (width % 16 != 0) {
-        rf_attend_ways_avx2[RF_ATTEND_F16].add(job, query, count, seen, weights, keep, ahead);
-        return;
-    }
-    EACH_TILE(add_tile, RF_ATTEND_F16, seen, weights + i, keep + i, 0, width, ahead)
+    add_floats(job, query, count, RF_ATTEND_F16, seen, weights, keep, ahead,
+               rf_attend_add_f16_avx2);
 }
 
 static void add_codes(const rf_attend *job, uint32_t query, uint32_t count, rf_attend_range seen,
@@ -234,9 +226,9 @@ static void add_codes(const rf_attend *job, uint32_t query, uint32_t count, rf_a
 
 void rf_attend_avx512(const rf_attend *job)
 {
-    const rf_attend_way ways[RF_ATTEND_INT8 + 1] = {
-        [RF_ATTEND_F32] = {rf_attend_ways_avx2[RF_ATTEND_F32].score, add_f32},
-        [RF_ATTEND_F16] = {rf_attend_ways_avx2[RF_ATTEND_F16].score, add_f16},
+    static const rf_attend_way ways[RF_ATTEND_INT8 + 1] = {
+        [RF_ATTEND_F32] = {rf_attend_score_f32_avx2, add_f32},
+        [RF_ATTEND_F16] = {rf_attend_score_f16_avx2, add_f16},
         [RF_ATTEND_INT8] = {score_codes, add_codes},
     };
     rf_attend_by(job, ways);

@@ -138,29 +138,18 @@ RF_INLINE void score_8(const rf_attend *job, uint32_t query, uint32_t n, uint32_
     }
 }
 
-void rf_attend_score_codes_avx2(const rf_attend *job, uint32_t query, uint32_t count,
-                                rf_attend_range seen, rf_attend_line *scores,
-                                rf_attend_ahead *ahead)
+RF_INLINE void score_tile(const rf_attend *job, uint32_t query, uint32_t n, rf_attend_range seen,
+                          rf_attend_line *scores, rf_attend_ahead *ahead)
 {
-    for (uint32_t i = 0; i < count; i += RF_ATTEND_TILE) {
-        for (uint32_t j = seen.first & ~7u; j < seen.last; j += 8) {
-            switch (count - i) {
-            case 1:
-                score_8(job, query + i, 1, j, scores + i, ahead);
-                break;
-            case 2:
-                score_8(job, query + i, 2, j, scores + i, ahead);
-                break;
-            case 3:
-                score_8(job, query + i, 3, j, scores + i, ahead);
-                break;
-            default:
-                score_8(job, query + i, 4, j, scores + i, ahead);
-                break;
-            }
-        }
+    for (uint32_t j = seen.first & ~7u; j < seen.last; j += 8) {
+        score_8(job, query, n, j, scores, ahead);
     }
 }
+
+void rf_attend_score_codes_avx2(const rf_attend *job, uint32_t query, uint32_t count,
+                                rf_attend_range seen, rf_attend_line *scores,
+                                rf_attend_ahead *ahead){
+    RF_ATTEND_EACH_TILE(score_tile, seen, scores + i, ahead)}
 
 /* ---- values ------------------------------------------------------------------------------- */
 
@@ -246,22 +235,6 @@ void rf_attend_add_codes_avx2(const rf_attend *job, uint32_t query, uint32_t cou
     for (uint32_t s = 0; s < spans; s++) {
         const uint32_t d = s * span, end = d + span;
         rf_attend_weights_avx2(job, s, count, seen, p, weights);
-        for (uint32_t i = 0; i < count; i += RF_ATTEND_TILE) {
-            rf_attend_line *w = weights + i;
-            switch (count - i) {
-            case 1:
-                add_span(job, query + i, 1, seen, w, keep + i, d, end, ahead);
-                break;
-            case 2:
-                add_span(job, query + i, 2, seen, w, keep + i, d, end, ahead);
-                break;
-            case 3:
-                add_span(job, query + i, 3, seen, w, keep + i, d, end, ahead);
-                break;
-            default:
-                add_span(job, query + i, 4, seen, w, keep + i, d, end, ahead);
-                break;
-            }
-        }
+        RF_ATTEND_EACH_TILE(add_span, seen, weights + i, keep + i, d, end, ahead)
     }
 }
